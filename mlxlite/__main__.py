@@ -1,0 +1,5 @@
+"""`python -m mlxlite`: the same as the command `mlxlite`."""
+
+from mlxlite.cli import entry
+
+entry()

