@@ -1,8 +1,8 @@
-"""The server as a whole: builds everything, one line an endpoint (floor 4).
+"""The server as a whole: routes, service and socket put together, one line an endpoint (floor 4).
 
-Order of a start (spec 80 section 2): the port is taken and the model found before anything heavy is
-imported; then the engine thread loads the weights while this thread reads the tokenizer and already
-answers `/health`; `/ready` follows when the model answers.
+By the time this file is imported the engine thread is already loading (see `launch`). While it
+does, this thread reads the tokenizer and already answers `/health`; `/ready` follows when the model
+answers.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxlite import __version__
 from mlxlite.api import local, openai
 from mlxlite.config import Settings
-from mlxlite.errors import MlxliteError
 from mlxlite.http.guard import Policy
 from mlxlite.http.routing import EventStream, Request, Response, Route, Router
-from mlxlite.http.server import Server, bind
-from mlxlite.models import library
-from mlxlite.models.safetensors_file import check_safetensors
+from mlxlite.http.server import Server
+from mlxlite.models.library import LocalModel
 from mlxlite.prepare import Preparation
 from mlxlite.service import Service
 from mlxlite.text.template import ChatTemplate
@@ -52,36 +49,7 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
 OPEN_PATHS = ("/health", "/ready")  # no key needed (decision D13)
 
 
-def build_worker(settings: Settings, model: library.LocalModel) -> Worker:
-    """The engine for a model, not started. Raises BackendMissing where MLX has no backend."""
-    from mlxlite.engine.worker import Worker, WorkerOptions  # imports mlx
-
-    return Worker(
-        WorkerOptions(
-            folder=model.folder,
-            dense_folder=_dense_folder(settings, model.folder),
-            kernel_folder=settings.home / "kernels",
-            dtype=settings.dtype,
-            max_rows=settings.batch,
-            max_waiting=settings.queue,
-        )
-    )
-
-
-def _dense_folder(settings: Settings, folder: Path) -> Path:
-    """Where a model's dense copy lives: beside a snapshot of our own, else in our home."""
-    if folder.is_relative_to(settings.home):
-        return folder / "dense"
-    return settings.home / "dense" / sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-
-
-def check_files(model: library.LocalModel) -> None:
-    """Refuse damaged weight files before MLX sees them: one line naming file and reason."""
-    for file in library.weight_files(model.folder):
-        check_safetensors(file)
-
-
-def open_model(settings: Settings, model: library.LocalModel, worker: Worker) -> Preparation:
+def open_model(settings: Settings, model: LocalModel, worker: Worker) -> Preparation:
     """Read what belongs to text while the engine loads; wait for both. Raises ModelError."""
     tokenizer = Tokenizer.load(model.folder)
     template = ChatTemplate.load(model.folder, settings.chat_template)
@@ -105,42 +73,19 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-def listen(settings: Settings) -> socket.socket:
-    """The bound socket of these settings. Raises MlxliteError, one line, if it cannot be had."""
-    if settings.unix is None:
-        return bind(settings.host, settings.port)
-    path = settings.unix
-    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        probe.connect(str(path))
-    except OSError:
-        path.unlink(missing_ok=True)  # left behind by a server that was killed
-    else:
-        raise MlxliteError(f"cannot listen on {path}: another program listens there")
-    finally:
-        probe.close()
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(str(path))
-    except OSError as error:
-        sock.close()
-        raise MlxliteError(f"cannot listen on {path}: {error.strerror}") from None
-    return sock
-
-
 async def serve(
     settings: Settings,
-    model: library.LocalModel,
+    model: LocalModel,
+    worker: Worker,
     sock: socket.socket,
     announce: Callable[[str], None],
     until: asyncio.Event | None = None,
 ) -> None:
-    """Serve a model on a bound socket until a signal (or `until`); then stop in order.
+    """Serve a started engine on a bound socket until a signal (or `until`); then stop in order.
 
     announce: told the start lines once the model answers. Raises what loading raised.
     """
     stop = until or asyncio.Event()
-    worker = build_worker(settings, model)
     service = Service(settings, worker, settings.served_name or model.name)
     policy = Policy(
         bound_host=settings.host,
@@ -153,7 +98,6 @@ async def serve(
     service.http_stats = server.stats
     if until is None:
         _stop_on_signals(stop)
-    worker.start()
     await server.start(sock)
     opening = asyncio.get_running_loop().run_in_executor(
         service.pool, open_model, settings, model, worker
@@ -214,13 +158,3 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
-
-
-def run(settings: Settings, model: library.LocalModel, announce: Callable[[str], None]) -> None:
-    """Take the port, then serve. The order matters: a clash must cost nothing."""
-    sock = listen(settings)
-    try:
-        check_files(model)
-        asyncio.run(serve(settings, model, sock, announce))
-    finally:
-        sock.close()

@@ -11,10 +11,10 @@ import argparse
 import difflib
 import logging
 import os
-import queue
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from mlxlite import __version__, config
@@ -92,22 +92,37 @@ def _ls_parser() -> _Parser:
 
 
 def _serve(arguments: argparse.Namespace, settings: Settings) -> int:
-    from mlxlite import app
+    from mlxlite import launch
 
-    model = _local_model(arguments.positional or settings.model, settings)
-    app.run(settings, model, lambda line: print(line, flush=True))
+    sock = launch.listen(settings)
+    try:
+        model = _local_model(arguments.positional or settings.model, settings)
+        worker = launch.start_engine(settings, model)
+
+        import asyncio  # from here on the engine thread loads while this one imports
+
+        from mlxlite import app
+
+        asyncio.run(app.serve(settings, model, worker, sock, lambda line: print(line, flush=True)))
+    finally:
+        sock.close()
     return 0
 
 
 def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
-    from mlxlite import app
-    from mlxlite.text.detokenizer import Detokenizer
-    from mlxlite.types import Ask, Event
+    from mlxlite import launch
 
     words = [*arguments.text, *([arguments.prompt] if arguments.prompt is not None else [])]
     if not 1 <= len(words) <= 2:
         raise _Usage("give one prompt, with the model before it or by --model")
     name, text = (words[0] if len(words) == 2 else settings.model), words[-1]
+    model = _local_model(name, settings)
+    worker = launch.start_engine(settings, model)
+
+    from mlxlite import app
+    from mlxlite.text.detokenizer import Detokenizer
+    from mlxlite.types import Ask, Event
+
     ask = Ask(
         messages=None if arguments.raw else ({"role": "user", "content": text},),
         prompt=text if arguments.raw else None,
@@ -118,14 +133,10 @@ def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
         min_p=_number(arguments, "min_p", float),
         seed=_number(arguments, "seed", int),
     )
-    model = _local_model(name, settings)
-    app.check_files(model)
-    worker = app.build_worker(settings, model)
-    worker.start()
     try:
         preparation = app.open_model(settings, model, worker)
         prepared = preparation(ask)
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        events: SimpleQueue[Event] = SimpleQueue()
         worker.submit(prepared.spec, events.put)
         detokenizer = Detokenizer(preparation.tokenizer)
         done = None

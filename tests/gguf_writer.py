@@ -77,7 +77,8 @@ def random_blocks(kind: str, n_blocks: int, seed: int = 0) -> bytes:
         "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
     }  # fmt: skip
     for at in halves[kind]:
-        scales = generator.uniform(0.002, 0.01, n_blocks).astype(np.float16)
+        size = 2e-4 if kind.endswith("K") else 5e-3  # K-quants multiply it by another scale
+        scales = generator.uniform(size, 2 * size, n_blocks).astype(np.float16)
         raw[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     return raw.tobytes()
 

@@ -239,7 +239,9 @@ def test_tokens_that_only_the_configuration_declares(tmp_path: Path) -> None:
 
 
 def test_a_named_token_of_the_plain_vocabulary_becomes_special(tmp_path: Path) -> None:
-    backend = tokenizers.Tokenizer(models.BPE(vocab={"<": 0, "/": 1, "s": 2, ">": 3, "</s>": 4}, merges=[]))
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={"<": 0, "/": 1, "s": 2, ">": 3, "</s>": 4}, merges=[])
+    )
     folder = made.save(backend, tmp_path, tokenizer_config={"eos_token": "</s>"})
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.encode("s</s>") == [2, 4]
@@ -266,9 +268,7 @@ def test_a_named_token_of_the_plain_vocabulary_becomes_special(tmp_path: Path) -
         ("config.json", b"[" * 100_000),
     ],
 )
-def test_a_broken_file_is_one_line_that_names_it(
-    tmp_path: Path, name: str, content: bytes
-) -> None:
+def test_a_broken_file_is_one_line_that_names_it(tmp_path: Path, name: str, content: bytes) -> None:
     made.save(made.byte_level(), tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError) as caught:

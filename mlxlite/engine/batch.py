@@ -11,6 +11,7 @@ host read. Everything here runs on the engine thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,14 +37,19 @@ class Batch:
 
     # ------------------------------------------------------------------------------- prefill
 
-    def warm_up(self, tokens: int) -> None:
-        """Run a short prompt and one decode, so that libraries load and kernels compile now."""
+    def warm_up(self, tokens: int) -> float:
+        """Run one decode and one short prompt, so that libraries load and kernels compile now.
+
+        Returns seconds that the prompt of `tokens` took.
+        """
+        logits = self._model(mx.zeros((1, 1), dtype=mx.uint32), cache=self._new_cache())
+        mx.eval(mx.argmax(logits[:, -1], axis=-1))
+        self.vocab_size = int(logits.shape[-1])
+        started = time.perf_counter()
         cache = self._new_cache()
         self._model(mx.zeros((1, tokens), dtype=mx.uint32), cache=cache)
         mx.eval(_arrays(cache))
-        logits = self._model(mx.zeros((1, 1), dtype=mx.uint32), cache=cache)
-        mx.eval(mx.argmax(logits[:, -1], axis=-1))
-        self.vocab_size = int(logits.shape[-1])
+        return time.perf_counter() - started
 
     def prefill(self, row: Row, tokens: int) -> None:
         """Run the next `tokens` prompt tokens of a row into its cache.

@@ -168,6 +168,13 @@ class Worker:
 
     def _run(self) -> None:
         try:
+            self._live()
+        finally:
+            self._batch = None
+            mx.clear_streams()  # a thread that ends with streams of its own aborts the process
+
+    def _live(self) -> None:
+        try:
             self._open()
         except MlxliteError as error:
             self._go_down(error)
@@ -182,8 +189,6 @@ class Worker:
             self._advance()
         self._end_all(EngineDown("the server is stopping"), Finish.CANCELLED)
         self._state = EngineState.STOPPED
-        self._batch = None
-        mx.clear_streams()
 
     def _open(self) -> None:
         options = self._options
@@ -194,10 +199,7 @@ class Worker:
             )
         loaded = load.load(options.folder, backend, options.dtype, options.dense_folder)
         batch = Batch(loaded)
-        batch.warm_up(1)
-        started = time.perf_counter()
-        batch.warm_up(_WARM_UP_TOKENS)
-        speed = (_WARM_UP_TOKENS + 1) / (time.perf_counter() - started)
+        speed = _WARM_UP_TOKENS / batch.warm_up(_WARM_UP_TOKENS)
         self._batch = batch
         self._scheduler.sizer = ChunkSizer(*backend.chunk_tokens, tokens_per_s=speed)
         self._facts = ModelFacts(

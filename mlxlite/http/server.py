@@ -18,7 +18,7 @@ Invariants:
 - After its last answer the server sends FIN and reads on for a while, so that the client gets the
   answer even while it still sends (RFC 9112 section 9.6: a close right away would reset it).
 
-asyncio sets TCP_NODELAY on every TCP connection, so small frames leave at once.
+asyncio sets TCP_NODELAY where the listening socket names its protocol: small frames leave at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum, auto
 
 from mlxlite.errors import EngineDown, MlxliteError
@@ -46,6 +47,7 @@ FRAMES_PER_TURN = 64  # frames sent before others get their turn, if the stream 
 LINGER_S = 5.0
 LINGER_BYTES = 64 << 20  # twice the largest body
 STOP_LINGER_S = 0.5  # the same, when the server stops
+SEND_BUFFER_BYTES = 128 << 10  # doubled by Linux; about a thousand frames of a chat
 BACKLOG = 512
 
 
@@ -61,8 +63,8 @@ class Server:
     """Serves `app` on one listening socket.
 
     app: a Router, or any handler; it may have `admit(request)`, see `routing.admit`.
-    head_timeout_s: a head must be whole that long after its first byte. body_timeout_s: a body must
-    make progress that often. Both end in a 408. Idle connections have no timeout.
+    receive_timeout_s: a head must be whole that long after its first byte, and a body must make
+    progress that often; else 408. Connections without a request have no timeout.
     """
 
     def __init__(
@@ -70,14 +72,12 @@ class Server:
         app: Handler,
         *,
         limits: wire.Limits | None = None,
-        head_timeout_s: float = 30.0,
-        body_timeout_s: float = 30.0,
+        receive_timeout_s: float = 30.0,
         idle_reader_s: float = 30.0,
     ) -> None:
         self.app = app
         self.limits = limits or wire.Limits()
-        self.head_timeout_s = head_timeout_s
-        self.body_timeout_s = body_timeout_s
+        self.receive_timeout_s = receive_timeout_s
         self.idle_reader_s = idle_reader_s
         self.is_stopping = False
         self.connections: set[Connection] = set()
@@ -88,10 +88,11 @@ class Server:
 
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a socket from `bind`; it belongs to the server now."""
+        # Accepted sockets inherit it. A large buffer would hide for megabytes that a client reads
+        # slowly, or does not read at all.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: Connection(self, loop), sock=sock, backlog=BACKLOG
-        )
+        self._listener = await loop.create_server(lambda: Connection(self, loop), sock=sock)
 
     async def stop(self, grace_s: float = 10.0) -> None:
         """Stop accepting, let running handlers end within `grace_s`, cancel the rest, close all.
@@ -158,13 +159,10 @@ class Connection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
-    # --------------------------------------------------------------- called by the transport
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        # "Paused" then means: the kernel did not take everything.
-        transport.set_write_buffer_limits(high=0)
+        transport.set_write_buffer_limits(high=0)  # paused = the kernel did not take everything
         self._server.connections.add(self)
         self._server.connections_total += 1
         if self._server.is_stopping:  # accepted just before
@@ -197,13 +195,11 @@ class Connection(asyncio.Protocol):
         self._watch_reader(self.transport.get_write_buffer_size(), self._loop.time())
 
     def resume_writing(self) -> None:
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-        self._writable = None
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():  # done: its waiter was cancelled
+            writable.set_result(None)
         if self._reader_timer is not None:
             self._reader_timer.cancel()
-
-    # ------------------------------------------------------------------ called by the server
 
     def close_if_unanswered(self) -> None:
         """The server stops: nothing is being answered here, so nothing is lost."""
@@ -213,17 +209,15 @@ class Connection(asyncio.Protocol):
 
     def cancel(self) -> None:
         """Cancel the handler, once."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._task = None
 
     def _reset(self) -> None:
         """Close so that the client sees an error, never an end: RST instead of FIN."""
         sock = self.transport.get_extra_info("socket")
-        try:
+        with suppress(OSError):  # the client was first
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        except OSError:
-            pass  # already closed
         self.transport.abort()
 
     # -------------------------------------------------------------------------------- reading
@@ -278,14 +272,13 @@ class Connection(asyncio.Protocol):
 
     def _wait_for_bytes(self) -> None:
         """Arm the timer of what is awaited: the rest of a body, of a head, or nothing."""
-        if self._request is not None:  # progress was made, so the time starts again
-            self._set_timer(self._server.body_timeout_s, self._time_out)
-        elif self._parser.is_between_requests:
+        if self._request is None and self._parser.is_between_requests:
             self._phase = Phase.IDLE
             self._clear_timer()
-        elif self._phase is Phase.IDLE:  # the first byte of a head
+        elif self._request is not None or self._phase is Phase.IDLE:
+            # More of a body, or the first byte of a head; its later ones buy no time.
             self._phase = Phase.READING
-            self._set_timer(self._server.head_timeout_s, self._time_out)
+            self._set_timer(self._server.receive_timeout_s, self._time_out)
 
     def _time_out(self) -> None:
         self._refuse(wire.ProtocolError(408, "the request did not arrive in time"))
@@ -335,7 +328,12 @@ class Connection(asyncio.Protocol):
             if isinstance(result, EventStream):
                 await self._send_stream(request, result)
             else:
-                await self._send(request, result)
+                data = self._render(request, result)
+                self._is_head_sent = True
+                self._write(data)
+                if self._writable is not None:
+                    await self._writable
+                log.debug("%s %r %d", request.method, request.path, result.status)
         except asyncio.CancelledError:
             if self._phase is Phase.GONE:
                 raise
@@ -343,7 +341,7 @@ class Connection(asyncio.Protocol):
                 self._reset()
                 raise
             stopping = routing.error_response(EngineDown("the server is stopping"), request.surface)
-            self._write(self._render_head(request, stopping.status, stopping) + stopping.body)
+            self._write(self._render(request, stopping))
         except Exception:
             log.exception("the answer to %r broke off (%s)", request.path, request.request_id)
             self._reset()
@@ -361,41 +359,28 @@ class Connection(asyncio.Protocol):
             return
         self._phase = Phase.LINGERING
         self._parser = wire.RequestParser()  # drops what is buffered
-        self.transport.write_eof()
+        with suppress(OSError):  # the client was first
+            self.transport.write_eof()
         self._set_timer(LINGER_S, self.transport.abort)
         self._balance_reading()
 
-    async def _send(self, request: Request, response: Response) -> None:
-        head = self._render_head(request, response.status, response)
-        body = response.body
-        if request.method == "HEAD" or not wire.has_body(response.status):
-            body = b""
-        self._is_head_sent = True
-        self._write(head + body)
-        if self._writable is not None:
-            await self._writable
-        log.debug("%s %r %d", request.method, request.path, response.status)
-
     async def _send_stream(self, request: Request, stream: EventStream) -> None:
         is_chunked = request.minor >= 1
+        encode = wire.render_chunk if is_chunked else bytes
         if not is_chunked:
             self._keep_alive = False  # the close is what ends it
+        frames = 0
         try:
-            head = self._render_head(request, 200, stream)
+            head = self._render_head(request, 200, stream.headers, None)
             self._is_head_sent = True
             self._write(head)
             if request.method == "HEAD":
                 return
-            self._beat = self._loop.call_later(
-                stream.heartbeat_s, self._on_beat, stream, is_chunked
-            )
-            frames = 0
+            self._start_beat(stream.heartbeat_s, encode(stream.HEARTBEAT))
             async for frame in stream:
-                if not frame:
-                    continue
                 if self._phase is Phase.GONE:  # and the handler took no notice
                     break
-                self._write(wire.render_chunk(frame) if is_chunked else frame)
+                self._write(encode(frame))
                 if self._writable is not None:
                     await self._writable
                 frames += 1
@@ -411,26 +396,31 @@ class Connection(asyncio.Protocol):
             await self._writable
         log.debug("%s %r 200, %d frames", request.method, request.path, frames)
 
-    def _on_beat(self, stream: EventStream, is_chunked: bool) -> None:
-        """Send the heartbeat if it is due; a timer, so that a frame costs nothing more."""
-        due_s = self._last_write_s + stream.heartbeat_s - self._loop.time()
-        if due_s <= 0:
-            if self._writable is None:  # else the client is not even reading frames
-                beat = stream.HEARTBEAT
-                self._write(wire.render_chunk(beat) if is_chunked else beat)
-            due_s = stream.heartbeat_s
-        self._beat = self._loop.call_later(due_s, self._on_beat, stream, is_chunked)
+    def _start_beat(self, interval_s: float, data: bytes) -> None:
+        """Send `data` whenever nothing was sent for so long: a timer, so frames cost nothing."""
 
-    def _render_head(self, request: Request, status: int, answer: Response | EventStream) -> bytes:
-        length = len(answer.body) if isinstance(answer, Response) else None
-        fields = [
-            ("date", wire.http_date(int(time.time()))),
-            *request.reply_fields,
-            *answer.headers.items(),
-        ]
-        fields += wire.framing_fields(status, length, request.minor)
-        if self._server.is_stopping:
-            self._keep_alive = False
+        def beat() -> None:
+            due_s = self._last_write_s + interval_s - self._loop.time()
+            if due_s <= 0:
+                if self._writable is None:  # else the client is not even reading frames
+                    self._write(data)
+                due_s = interval_s
+            self._beat = self._loop.call_later(due_s, beat)
+
+        self._beat = self._loop.call_later(interval_s, beat)
+
+    def _render(self, request: Request, response: Response) -> bytes:
+        status, body = response.status, response.body
+        head = self._render_head(request, status, response.headers, len(body))
+        return head + body if request.method != "HEAD" and wire.has_body(status) else head
+
+    def _render_head(
+        self, request: Request, status: int, headers: Mapping[str, str], length: int | None
+    ) -> bytes:
+        """The whole head; decides for good whether this answer is the last one."""
+        fields = [("date", wire.http_date(int(time.time()))), *request.reply_fields]
+        fields += [*headers.items(), *wire.framing_fields(status, length, request.minor)]
+        self._keep_alive = self._keep_alive and not self._server.is_stopping
         if not self._keep_alive:
             fields.append(("connection", "close"))
         elif request.minor == 0:  # where it is not the default
@@ -487,8 +477,8 @@ def bind(host: str, port: int) -> socket.socket:
         reason = f"{host!r} is no host name or address"
         raise MlxliteError(f"cannot listen on {where}: {reason}") from None
     # `localhost` is often both; IPv4 is what most clients try first.
-    family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    sock = socket.socket(family, kind, protocol)  # asyncio looks at it, see TCP_NODELAY above
     try:
         if os.name == "posix":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -487,8 +487,8 @@ def _reason(status: int) -> str:
 
 
 def render_chunk(data: bytes) -> bytes:
-    """One chunk (RFC 9112 section 7.1). `data` is not empty: an empty chunk ends the body."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    """One chunk (RFC 9112 section 7.1); nothing for no data, since an empty chunk ends the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 @lru_cache(maxsize=1)  # formatted once a second, then

@@ -163,7 +163,7 @@ class _Reader:
         self.at = 4
         version = self.u32()
         if version not in VERSIONS:
-            if version.to_bytes(4, "little")[::-1] in (b"\x00\x00\x00\x02", b"\x00\x00\x00\x03"):
+            if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
                 self.fail("big-endian GGUF is not supported")
             self.fail(f"GGUF version {version} is not supported (supported: 2 and 3)")
         n_tensors = self.u64()

@@ -74,7 +74,17 @@ def _get_file(path: Path, home: Path, progress: Progress) -> LocalModel:
     name = _name_for(path, sha256, home)
 
     def is_current(folder: Path) -> bool:
-        return is_import_of(folder, path)
+        if is_import_of(folder, path):
+            return True
+        try:
+            record = read_object(folder / RECORD)
+        except ModelError:
+            return False
+        if (record.get("sha256"), record.get("imported_by")) != (sha256, IMPORTED_BY):
+            return False
+        # The same bytes, moved or touched: only the record is out of date.
+        _write_record(folder, {**record, "source": f"gguf:{mark['path']}", "file": mark})
+        return True
 
     def fill(partial: Path, snapshot: Path) -> dict[str, Any]:
         download.require_space(partial, path.stat().st_size * 3 // 2)
@@ -140,18 +150,15 @@ def _install(
 
 def _build(folder: Path, partial: Path, fill: Callable[[Path, Path], dict[str, Any]]) -> None:
     snapshot = partial / "snapshot"
-    shutil.rmtree(snapshot, ignore_errors=True)
+    replaced = partial / "replaced"
+    for leftover in (snapshot, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     snapshot.mkdir(parents=True)
     try:
-        record = {**fill(partial, snapshot), "imported_by": IMPORTED_BY}
-        with open(snapshot / RECORD, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_folder(snapshot)
+        _write_record(snapshot, {**fill(partial, snapshot), "imported_by": IMPORTED_BY})
         # A folder cannot be renamed onto a full one: the old model steps aside first.
         if folder.exists():
-            folder.rename(partial / "replaced")
+            folder.rename(replaced)
         snapshot.rename(folder)
         _sync_folder(folder.parent)
     except BaseException:
@@ -160,6 +167,17 @@ def _build(folder: Path, partial: Path, fill: Callable[[Path, Path], dict[str, A
             shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write and sync `mlxlite.json`; a reader sees the old one or the new one."""
+    fresh = folder / f".{RECORD}"
+    with open(fresh, "w", encoding="utf-8") as file:
+        json.dump(record, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(folder / RECORD)
+    _sync_folder(folder)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -101,7 +101,7 @@ def _hub_folders() -> Iterator[tuple[str, Path]]:
     except OSError:
         return
     for repository in repositories:
-        name = repository.name.removeprefix("models--").replace("--", "/")
+        name = repository.name.removeprefix("models--").replace("--", "/", 1)
         if (folder := _hub_snapshot(name)) is not None:
             yield name, folder
 
@@ -158,7 +158,9 @@ def weight_files(folder: Path) -> list[Path]:
             raise ModelError(f"{index}: lacks 'weight_map'")
         names = {str(name) for name in weight_map.values()}
     else:
-        names = {path.name for path in folder.glob("*.safetensors")}
+        # Some repositories keep the weights in a second layout too ("consolidated.safetensors").
+        found = {path.name for path in folder.glob("*.safetensors")}
+        names = {name for name in found if name.startswith("model")} or found
         for shard in [match for name in names if (match := _SHARD.fullmatch(name))]:
             stem, count = shard.groups()
             # A file count is bounded by five digits, so a nonsense name cannot cost much.
@@ -167,7 +169,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelError(f"{folder}: has no .safetensors file; it is not a model in MLX layout")
     paths = [folder / name for name in sorted(names)]
     for path in paths:
-        if not path.is_file():
+        if path.parent != folder or not path.is_file():
             raise ModelError(f"{path}: missing; the model is incomplete")
     return paths
 

@@ -4,6 +4,7 @@
     tokenizer    text -> ids, and the exact bytes that each id stands for
     detokenizer  ids -> text, piece by piece, never splitting a character
     messages     what clients send -> what chat templates read
+    sandbox      where the programs called chat templates run, bounded in time and size
     template     messages -> prompt text
     stops        finds stop strings in a stream of text
     guides       the same between two steps of the engine

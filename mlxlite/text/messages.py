@@ -237,7 +237,7 @@ def _typed(schema: JSON) -> JSON:
     if out.get("type"):
         return out
     out.pop("type", None)
-    return {"type": _inferred_type(out), **out}
+    return {"type": _inferred_type(schema), **out}
 
 
 def _inferred_type(schema: Mapping[str, Any]) -> JSON:
@@ -252,9 +252,12 @@ def _inferred_type(schema: Mapping[str, Any]) -> JSON:
     if "items" in schema or "prefixItems" in schema:
         return "array"
     for key in ("anyOf", "oneOf", "allOf"):
-        for option in schema.get(key) or ():
-            if isinstance(option, Mapping) and option.get("type"):
+        options = [option for option in schema.get(key) or () if isinstance(option, Mapping)]
+        for option in options:
+            if option.get("type"):
                 return option["type"]
+        if options:
+            return _inferred_type(options[0])
     return "string"
 
 

@@ -154,12 +154,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+" and isinstance(left, str | list) and isinstance(right, str | list):
-            self._check_size(len(left) + len(right))
+        if operator == "+":
+            self._check_size(_chars(left) + _chars(right))
         elif operator == "*":
             for one, many in ((left, right), (right, left)):
-                if isinstance(one, str | list | tuple) and isinstance(many, int):
-                    self._check_size(len(one) * many)
+                if isinstance(many, int):
+                    self._check_size(_chars(one) * many)
             if isinstance(left, int) and isinstance(right, int):
                 self._check_bits(left.bit_length() + right.bit_length())
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
@@ -225,6 +225,13 @@ def _replace_concats(node: nodes.Node, make: Callable[[nodes.Concat], nodes.Expr
                     value[n] = make(child)
                 else:
                     setattr(node, name, make(child))
+
+
+def _chars(value: Any) -> int:
+    """What a string or a list takes, in characters; a list's entry takes a pointer of eight."""
+    if isinstance(value, list | tuple):
+        return 8 * len(value)
+    return len(value) if isinstance(value, str) else 0
 
 
 def _grown_chars(name: str, subject: Any, args: list[Any]) -> int:

@@ -1,0 +1,75 @@
+"""The first half of a start: the port, the model's files, the engine thread (floor 4).
+
+What can fail cheaply fails here, before anything heavy is imported: a port clash, a missing or
+damaged model (spec 80 section 2). Then the engine thread starts to load, and only then is the rest
+of the program imported, while the weights are read. So keep the imports of this file few.
+"""
+
+from __future__ import annotations
+
+import socket
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxlite.config import Settings
+from mlxlite.errors import MlxliteError
+from mlxlite.http.listen import bind
+from mlxlite.models import library
+from mlxlite.models.safetensors_file import check_safetensors
+
+if TYPE_CHECKING:
+    from mlxlite.engine.worker import Worker
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The bound socket of these settings. Raises MlxliteError, one line, if it cannot be had."""
+    if settings.unix is None:
+        return bind(settings.host, settings.port)
+    path = settings.unix
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.connect(str(path))
+    except OSError:
+        path.unlink(missing_ok=True)  # left behind by a server that was killed
+    else:
+        raise MlxliteError(f"cannot listen on {path}: another program listens there")
+    finally:
+        probe.close()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        sock.close()
+        raise MlxliteError(f"cannot listen on {path}: {error.strerror}") from None
+    return sock
+
+
+def start_engine(settings: Settings, model: library.LocalModel) -> Worker:
+    """Check a model's files and start the engine on it; returns at once, loading goes on.
+
+    Raises ModelError for a damaged file, one line, and BackendMissing where MLX has no backend.
+    """
+    for file in library.weight_files(model.folder):
+        check_safetensors(file)  # before MLX sees it
+    from mlxlite.engine.worker import Worker, WorkerOptions  # imports mlx
+
+    worker = Worker(
+        WorkerOptions(
+            folder=model.folder,
+            dense_folder=_dense_folder(settings, model.folder),
+            kernel_folder=settings.home / "kernels",
+            dtype=settings.dtype,
+            max_rows=settings.batch,
+            max_waiting=settings.queue,
+        )
+    )
+    worker.start()
+    return worker
+
+
+def _dense_folder(settings: Settings, folder: Path) -> Path:
+    """Where a model's dense copy lives: beside a snapshot of our own, else in our home."""
+    if folder.is_relative_to(settings.home):
+        return folder / "dense"
+    return settings.home / "dense" / sha256(str(folder.resolve()).encode()).hexdigest()[:16]
