@@ -24,7 +24,6 @@ from mlxlite.config import Settings
 from mlxlite.http.guard import Policy
 from mlxlite.http.routing import EventStream, Request, Response, Route, Router
 from mlxlite.http.server import Server
-from mlxlite.models.library import LocalModel
 from mlxlite.prepare import Preparation
 from mlxlite.service import Service
 from mlxlite.text.template import ChatTemplate
@@ -49,11 +48,11 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
 OPEN_PATHS = ("/health", "/ready")  # no key needed (decision D13)
 
 
-def open_model(settings: Settings, model: LocalModel, worker: Worker) -> Preparation:
+def open_model(settings: Settings, worker: Worker) -> Preparation:
     """Read what belongs to text while the engine loads; wait for both. Raises ModelError."""
-    tokenizer = Tokenizer.load(model.folder)
-    template = ChatTemplate.load(model.folder, settings.chat_template)
-    defaults = _generation_defaults(model.folder / "generation_config.json")
+    tokenizer = Tokenizer.load(worker.folder)
+    template = ChatTemplate.load(worker.folder, settings.chat_template)
+    defaults = _generation_defaults(worker.folder / "generation_config.json")
     worker.wait_ready()
     return Preparation(settings, tokenizer, template, worker.facts, defaults)
 
@@ -75,7 +74,7 @@ def routes(service: Service) -> list[Route]:
 
 async def serve(
     settings: Settings,
-    model: LocalModel,
+    name: str,
     worker: Worker,
     sock: socket.socket,
     announce: Callable[[str], None],
@@ -83,10 +82,11 @@ async def serve(
 ) -> None:
     """Serve a started engine on a bound socket until a signal (or `until`); then stop in order.
 
-    announce: told the start lines once the model answers. Raises what loading raised.
+    name: of the model. announce: told the start lines once the model answers. Raises what loading
+    raised.
     """
     stop = until or asyncio.Event()
-    service = Service(settings, worker, settings.served_name or model.name)
+    service = Service(settings, worker, settings.served_name or name)
     policy = Policy(
         bound_host=settings.host,
         allow_hosts=settings.allow_host,
@@ -99,9 +99,7 @@ async def serve(
     if until is None:
         _stop_on_signals(stop)
     await server.start(sock)
-    opening = asyncio.get_running_loop().run_in_executor(
-        service.pool, open_model, settings, model, worker
-    )
+    opening = asyncio.get_running_loop().run_in_executor(service.pool, open_model, settings, worker)
     stopping = asyncio.ensure_future(stop.wait())
     try:
         both: set[asyncio.Future[Any]] = {opening, stopping}

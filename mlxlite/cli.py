@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from mlxlite import __version__, config
 from mlxlite.config import SettingError, Settings
 from mlxlite.errors import MlxliteError
+from mlxlite.types import Ask, Done, Event
 
 PROG = "mlxlite"
 
@@ -103,26 +104,19 @@ def _serve(arguments: argparse.Namespace, settings: Settings) -> int:
 
         from mlxlite import app
 
-        asyncio.run(app.serve(settings, model, worker, sock, lambda line: print(line, flush=True)))
+        asyncio.run(
+            app.serve(settings, model.name, worker, sock, lambda line: print(line, flush=True))
+        )
     finally:
         sock.close()
     return 0
 
 
 def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
-    from mlxlite import launch
-
     words = [*arguments.text, *([arguments.prompt] if arguments.prompt is not None else [])]
     if not 1 <= len(words) <= 2:
         raise _Usage("give one prompt, with the model before it or by --model")
     name, text = (words[0] if len(words) == 2 else settings.model), words[-1]
-    model = _local_model(name, settings)
-    worker = launch.start_engine(settings, model)
-
-    from mlxlite import app
-    from mlxlite.text.detokenizer import Detokenizer
-    from mlxlite.types import Ask, Event
-
     ask = Ask(
         messages=None if arguments.raw else ({"role": "user", "content": text},),
         prompt=text if arguments.raw else None,
@@ -133,8 +127,15 @@ def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
         min_p=_number(arguments, "min_p", float),
         seed=_number(arguments, "seed", int),
     )
+    from mlxlite import launch
+
+    worker = launch.start_engine(settings, _local_model(name, settings))
+
+    from mlxlite import app
+    from mlxlite.text.detokenizer import Detokenizer
+
     try:
-        preparation = app.open_model(settings, model, worker)
+        preparation = app.open_model(settings, worker)
         prepared = preparation(ask)
         events: SimpleQueue[Event] = SimpleQueue()
         worker.submit(prepared.spec, events.put)
@@ -153,7 +154,7 @@ def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def _statistics(done: Any) -> str:
+def _statistics(done: Done) -> str:
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss

@@ -13,36 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxlite.config import Settings
-from mlxlite.errors import MlxliteError
-from mlxlite.http.listen import bind
+from mlxlite.http.listen import bind, bind_unix
 from mlxlite.models import library
 from mlxlite.models.safetensors_file import check_safetensors
 
 if TYPE_CHECKING:
     from mlxlite.engine.worker import Worker
-
-
-def listen(settings: Settings) -> socket.socket:
-    """The bound socket of these settings. Raises MlxliteError, one line, if it cannot be had."""
-    if settings.unix is None:
-        return bind(settings.host, settings.port)
-    path = settings.unix
-    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        probe.connect(str(path))
-    except OSError:
-        path.unlink(missing_ok=True)  # left behind by a server that was killed
-    else:
-        raise MlxliteError(f"cannot listen on {path}: another program listens there")
-    finally:
-        probe.close()
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(str(path))
-    except OSError as error:
-        sock.close()
-        raise MlxliteError(f"cannot listen on {path}: {error.strerror}") from None
-    return sock
 
 
 def start_engine(settings: Settings, model: library.LocalModel) -> Worker:
@@ -73,3 +49,10 @@ def _dense_folder(settings: Settings, folder: Path) -> Path:
     if folder.is_relative_to(settings.home):
         return folder / "dense"
     return settings.home / "dense" / sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The bound socket of these settings. Raises MlxliteError, one line, if it cannot be had."""
+    if settings.unix is not None:
+        return bind_unix(settings.unix)
+    return bind(settings.host, settings.port)

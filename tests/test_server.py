@@ -22,8 +22,9 @@ from test_wire import MALFORMED
 from mlxlite.errors import Busy, MlxliteError
 from mlxlite.http import server as server_module
 from mlxlite.http.guard import Policy
+from mlxlite.http.listen import bind
 from mlxlite.http.routing import EventStream, Request, Response, Route, Router, json_response
-from mlxlite.http.server import Server, bind
+from mlxlite.http.server import Server
 from mlxlite.http.wire import Limits
 
 WAIT_S = 5.0

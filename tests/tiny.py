@@ -58,7 +58,9 @@ def make_tokenizer() -> Any:
     return tokenizer
 
 
-def make_model(folder: Path, *, seed: int = 7, template: str | None = TEMPLATE, **config: Any) -> Path:
+def make_model(
+    folder: Path, *, seed: int = 7, template: str | None = TEMPLATE, **config: Any
+) -> Path:
     """Write a model folder and return it. config: entries that replace those of CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()

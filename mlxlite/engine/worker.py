@@ -101,6 +101,11 @@ class Worker:
             raise self._error
 
     @property
+    def folder(self) -> Path:
+        """The model's folder."""
+        return self._options.folder
+
+    @property
     def state(self) -> EngineState:
         return self._state
 

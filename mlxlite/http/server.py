@@ -24,9 +24,7 @@ asyncio sets TCP_NODELAY where the listening socket names its protocol: small fr
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 import socket
 import struct
 import time
@@ -34,8 +32,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
 
-from mlxlite.errors import EngineDown, MlxliteError
+from mlxlite.errors import EngineDown
 from mlxlite.http import routing, wire
+from mlxlite.http.listen import BACKLOG
 from mlxlite.http.routing import EventStream, Handler, Request, Response
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ LINGER_S = 5.0
 LINGER_BYTES = 64 << 20  # twice the largest body
 STOP_LINGER_S = 0.5  # the same, when the server stops
 SEND_BUFFER_BYTES = 128 << 10  # doubled by Linux; about a thousand frames of a chat
-BACKLOG = 512
 
 
 class Phase(Enum):
@@ -92,7 +90,9 @@ class Server:
         # slowly, or does not read at all.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: Connection(self, loop), sock=sock)
+        self._listener = await loop.create_server(
+            lambda: Connection(self, loop), sock=sock, backlog=BACKLOG
+        )
 
     async def stop(self, grace_s: float = 10.0) -> None:
         """Stop accepting, let running handlers end within `grace_s`, cancel the rest, close all.
@@ -460,38 +460,3 @@ class Connection(asyncio.Protocol):
         if self._request is not None:
             self._request.disconnected.set()
         self.cancel()
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 lets the system choose. Raises MlxliteError, in one line.
-
-    SO_REUSEADDR lets a restart reuse the port while old connections time out; a live listener still
-    keeps it (not so on Windows, where the option means sharing and is left off).
-    """
-    where = f"{host}:{port}"
-    if not 0 <= port <= 65535:
-        raise MlxliteError(f"cannot listen on {where}: a port is a number from 0 to 65535")
-    try:
-        found = socket.getaddrinfo(host or "-", port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        reason = f"{host!r} is no host name or address"
-        raise MlxliteError(f"cannot listen on {where}: {reason}") from None
-    # `localhost` is often both; IPv4 is what most clients try first.
-    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    sock = socket.socket(family, kind, protocol)  # asyncio looks at it, see TCP_NODELAY above
-    try:
-        if os.name == "posix":
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # `::` serves IPv4 too
-        sock.bind(address)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        reason = {
-            errno.EADDRINUSE: "another program listens there; stop it or choose another port",
-            errno.EADDRNOTAVAIL: f"{host!r} is not an address of this machine",
-            errno.EACCES: "not permitted; choose a port above 1023",
-        }.get(error.errno or 0, error.strerror or str(error))
-        raise MlxliteError(f"cannot listen on {where}: {reason}") from None
-    return sock
