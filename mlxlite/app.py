@@ -117,6 +117,8 @@ async def serve(
         stopping.cancel()
         await server.stop(settings.shutdown_s)
         await asyncio.to_thread(worker.stop)
+        # It ends with the engine. If the stop came first, nobody wants to know how.
+        await asyncio.gather(opening, return_exceptions=True)
         service.close()
         if settings.unix is not None:
             settings.unix.unlink(missing_ok=True)

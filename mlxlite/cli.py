@@ -137,6 +137,9 @@ def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
     try:
         preparation = app.open_model(settings, worker)
         prepared = preparation(ask)
+        if prepared.limit == 0:  # the engine always draws one
+            print()
+            return 0
         events: SimpleQueue[Event] = SimpleQueue()
         worker.submit(prepared.spec, events.put)
         detokenizer = Detokenizer(preparation.tokenizer)

@@ -197,8 +197,7 @@ def build(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) ->
             else _value(source, spec, raw)
         )
     _refuse_unknown(environ)
-    home = values.get("home", Settings.__dataclass_fields__["home"].default)
-    values["home"] = home.expanduser()
+    values.setdefault("home", Settings().home.expanduser())
     return Settings(**values)
 
 
@@ -219,8 +218,14 @@ def _value(source: str, spec: Knob, raw: str) -> Any:
         if raw not in spec.choices:
             raise SettingError(f"{source} must be one of {', '.join(spec.choices)}, not {raw!r}")
         return raw
+    if spec.parse in (str, Path) and not raw.strip():
+        raise SettingError(f"{source} must not be empty")  # most often a variable that is not set
     try:
         value = spec.parse(raw)
+        if isinstance(value, Path):
+            value = value.expanduser()
+    except RuntimeError:
+        raise SettingError(f"{source}: there is no such user's home: {raw!r}") from None
     except ValueError:
         kind = {int: "a whole number", float: "a number"}.get(spec.parse, "text")
         raise SettingError(f"{source} must be {kind}, not {raw!r}") from None

@@ -8,6 +8,7 @@ prepare pool: it renders and tokenises, and never touches an array.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Preparation:
             name: value
             for name, value in defaults.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
+            if 0 <= value < math.inf  # NaN too: Python's JSON reads what JSON does not have
         }
         self._seeds = itertools.count(1)
 

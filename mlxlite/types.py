@@ -177,10 +177,29 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A piece of a tool call. Pieces with the same index make one call.
+
+    id and name are in every piece, the same in all pieces of a call; the first announces them.
+    arguments: a fragment of JSON text; all fragments of an index joined are one JSON object.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer. Only the last one carries `finish` (stop | length) and `usage`."""
+    """A piece of an answer: content, reasoning or a piece of a call, never two of them.
+
+    Only the last delta carries `finish` (stop | length | tool_calls) and `usage`.
+    """
 
     text: str = ""
+    reasoning: str = ""
+    call: CallPiece | None = None
     finish: str | None = None
     usage: Usage | None = None
 

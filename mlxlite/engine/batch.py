@@ -106,9 +106,13 @@ class Batch:
             mx.async_eval(drawn)
         self.rows, self._inflight = rows, drawn
 
-    def drop_all(self) -> None:
-        """Forget rows and tokens in flight after a failed step."""
+    def let_go(self) -> None:
+        """Forget the rows, all ended, and the tokens in flight: nothing is kept while idle."""
         self.rows, self._inflight = [], None
+
+    def drop_all(self) -> None:
+        """Forget everything after a failed step."""
+        self.let_go()
         self._recipe, self._recipe_ids = None, []
         mx.clear_cache()
 
@@ -163,6 +167,9 @@ def _arrays(cache: list[Any]) -> list[mx.array]:
     """
     found: list[mx.array] = []
     for part in cache:
+        if hasattr(part, "caches"):  # several kinds in one layer (CacheList)
+            found.extend(_arrays(list(part.caches)))
+            continue
         leaves: list[tuple[str, Any]] = tree_flatten(vars(part))  # type: ignore[assignment]
         found.extend(leaf for _, leaf in leaves if isinstance(leaf, mx.array))
     return found

@@ -21,6 +21,7 @@ import math
 import os
 import sys
 import types
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,10 @@ def load(folder: Path, backend: Backend, dtype: str, dense_folder: Path) -> Load
     needed, safe to delete). Raises ModelError, one line, for anything wrong with the folder.
     """
     config = read_config(folder)
-    model_class, args_class = _model_classes(config)
+    try:
+        model_class, args_class = _model_classes(config)
+    except ModelError as error:
+        raise ModelError(f"{folder / 'config.json'}: {error.message}") from None
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(f"{folder}: no .safetensors file")
@@ -118,11 +122,13 @@ def load(folder: Path, backend: Backend, dtype: str, dense_folder: Path) -> Load
         model = model_class(args_class.from_dict(config))
         scheme = quantised.scheme_of(config, _optional_json(folder / "hf_quant_config.json"))
         dense = _dense_copy_path(folder, files, backend, scheme, model, wanted, dense_folder)
-        if dense is not None and dense.exists():
-            weights = _load_file(dense)
-        else:
-            weights = _source_weights(model, files, scheme, config, dense, wanted)
-            if scheme is not None and dense is None:
+        weights = _kept_dense_copy(dense, model)
+        if weights is None:
+            weights = _source_weights(model, files, config)
+            if dense is not None and wanted is not None and quantised.can_unpack(weights):
+                weights = _unpacked(model, weights, config, wanted)
+                _keep_dense_copy(dense, weights)
+            elif scheme is not None:
                 quantised.quantise(model, scheme, weights, config)
         weights = _cast(model, weights, wanted)
         model.eval()
@@ -131,7 +137,7 @@ def load(folder: Path, backend: Backend, dtype: str, dense_folder: Path) -> Load
         mx.eval(model.parameters())
     except ModelError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
+    except Exception as error:  # a model file may raise anything on a config it does not expect
         raise ModelError(f"{folder}: cannot be loaded: {_one_line(error)}") from error
     arrays = list(quantised.parameters(model).values())
     return LoadedModel(
@@ -153,7 +159,7 @@ def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
         )
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
-        raise ModelError("config.json has no model_type")
+        raise ModelError("there is no model_type")
     architectures = config.get("architectures") or []
     for architecture in [architectures] if isinstance(architectures, str) else architectures:
         if (kind, architecture) in MODEL_FILES_BY_ARCHITECTURE:
@@ -176,15 +182,8 @@ def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
 # ------------------------------------------------------------------------------------ weights
 
 
-def _source_weights(
-    model: Any,
-    files: list[Path],
-    scheme: quantised.Scheme | None,
-    config: dict[str, Any],
-    dense: Path | None,
-    wanted: str | None,
-) -> quantised.Weights:
-    """The folder's own weights, in the model's names; unpacked and kept if `dense` says where."""
+def _source_weights(model: Any, files: list[Path], config: dict[str, Any]) -> quantised.Weights:
+    """The folder's own weights, in the model's names."""
     weights: quantised.Weights = {}
     for file in files:
         weights.update(_load_file(file))
@@ -196,12 +195,15 @@ def _source_weights(
     if method == "bitnet":
         layers = importlib.import_module("mlx_lm.models.bitlinear_layers")
         layers.bitnet_quantize(model, config["quantization_config"])
-    if dense is not None and wanted is not None:
-        shapes = {name: array.shape for name, array in quantised.parameters(model).items()}
-        weights = quantised.unpack(weights, shapes, config, getattr(mx, wanted))
-        weights = _cast(model, weights, wanted)
-        _keep_dense_copy(dense, weights)
     return weights
+
+
+def _unpacked(
+    model: Any, weights: quantised.Weights, config: dict[str, Any], wanted: str
+) -> quantised.Weights:
+    shapes = {name: array.shape for name, array in quantised.parameters(model).items()}
+    dense = quantised.unpack(weights, shapes, config, getattr(mx, wanted))
+    return _cast(model, dense, wanted)
 
 
 def _load_file(file: Path) -> quantised.Weights:
@@ -250,8 +252,6 @@ def _dense_copy_path(
     """Where the dense copy of a packed model is or will be; None if it is to stay packed (D3)."""
     if scheme is None or not backend.prefers_dense or wanted is None:
         return None
-    if any(key.endswith("global_scale") for key in (scheme or {})):
-        return None
     size = quantised.dense_bytes(model, getattr(mx, wanted).size)
     if size > backend.memory_bytes // 3:
         return None
@@ -270,6 +270,19 @@ def _fingerprint(folder: Path, files: list[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _kept_dense_copy(path: Path | None, model: Any) -> quantised.Weights | None:
+    """The dense weights that an earlier start kept, or None; a damaged copy is made again."""
+    if path is None or not path.exists():
+        return None
+    try:
+        weights = _load_file(path)
+    except ModelError as error:
+        log.warning("the dense copy is made again: %s", error)
+        return None
+    shapes = {name: array.shape for name, array in quantised.parameters(model).items()}
+    return weights if shapes == {name: array.shape for name, array in weights.items()} else None
+
+
 def _keep_dense_copy(path: Path, weights: quantised.Weights) -> None:
     """Keep the dense weights for the next start; a full or read-only disk is no failure."""
     draft = path.with_name(f"{path.stem}.{os.getpid()}.part.safetensors")
@@ -279,7 +292,8 @@ def _keep_dense_copy(path: Path, weights: quantised.Weights) -> None:
         os.replace(draft, path)
     except (OSError, RuntimeError) as error:
         log.warning("no dense copy kept, the next start unpacks again: %s", _one_line(error))
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         return
     for old in path.parent.glob("*.safetensors"):
         if old != path and old.stem.partition("-")[0] == path.stem.partition("-")[0]:
@@ -294,7 +308,7 @@ def _read_json(path: Path) -> Any:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read: {_one_line(error)}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: must hold a JSON object")
@@ -311,8 +325,8 @@ _TAGGED_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 def _untag_floats(value: Any) -> Any:
     """Undo {"__float__": "Infinity"}, how transformers writes floats that JSON has no word for."""
     if isinstance(value, dict):
-        if set(value) == {"__float__"} and value["__float__"] in _TAGGED_FLOATS:
-            return _TAGGED_FLOATS[value["__float__"]]
+        if set(value) == {"__float__"} and (tag := str(value["__float__"])) in _TAGGED_FLOATS:
+            return _TAGGED_FLOATS[tag]
         return {key: _untag_floats(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_untag_floats(item) for item in value]

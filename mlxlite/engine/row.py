@@ -37,7 +37,8 @@ class Row:
 
     # decode
     sampled: int = 0  # tokens drawn, the one in flight included; the next draw's position
-    accepted: int = 0  # tokens that are on the host and belong to the answer, EOS included
+    read: int = 0  # tokens that reached the host
+    accepted: int = 0  # of those, the ones that belong to the answer, EOS included
     forced: deque[int] = field(default_factory=deque)  # what the guide wants next
     mask: Any = None  # bool array (V,) of what the guide allows, or None
 

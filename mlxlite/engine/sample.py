@@ -19,6 +19,8 @@ from mlxlite.engine.row import Row
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, spec 20 section 3
 _BLOCK = 64  # width of a block in the preselection of top candidates
+# What float32 can divide log-probabilities by: beyond these, 0 / 0 and inf / inf are not numbers.
+_COLDEST, _HOTTEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,9 @@ def recipe(rows: Sequence[Row], vocab_size: int) -> Recipe:
 
     return Recipe(
         is_greedy=column([s.is_greedy for s in samplings], mx.bool_),
-        temperature=column([s.temperature or 1.0 for s in samplings]),
-        top_p=column([s.top_p if 0 < s.top_p < 1 else 1.0 for s in samplings]) if uses_p else None,
+        temperature=column([min(max(s.temperature, _COLDEST), _HOTTEST) for s in samplings]),
+        # Off is 2, not 1: a rounded sum of probabilities reaches 1 before the last token.
+        top_p=column([s.top_p if 0 < s.top_p < 1 else 2.0 for s in samplings]) if uses_p else None,
         log_min_p=mx.log(column([s.min_p for s in samplings]))
         if any(s.min_p for s in drawn)
         else None,

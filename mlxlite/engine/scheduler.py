@@ -17,6 +17,7 @@ from mlxlite.engine.row import Phase, Row
 
 CHUNK_BUDGET_S = 0.5  # the longest that a chunk should take, so that a cancel is seen in time
 SHARED_CHUNK_BUDGET_S = 0.2  # the same while other rows wait for their next token
+_FIRST_CEILING = 256  # tokens of the first chunk at most: its speed is only guessed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +36,31 @@ class Step:
 class ChunkSizer:
     """How many prompt tokens fit into a time budget, from the speed of the chunks so far.
 
-    smallest, largest: bounds in tokens. A chunk may be twice the size of the last at most: the
-    first ones are short and their speed says little about long ones.
+    smallest, largest: bounds in tokens. A chunk may be twice the size of the longest so far at most:
+    the first ones are short and their speed says little about long ones.
     """
 
     def __init__(self, smallest: int, largest: int, tokens_per_s: float = 100.0) -> None:
         self.smallest = smallest
         self.largest = largest
         self.tokens_per_s = tokens_per_s
-        self._ceiling = largest
+        self._ceiling = min(max(_FIRST_CEILING, smallest), largest)
 
     def size(self, left: int, budget_s: float) -> int:
-        fits = int(self.tokens_per_s * budget_s)
-        if fits >= 64:
-            fits -= fits % 32  # few distinct shapes: each new one may be compiled
-        fits = max(self.smallest, min(fits, self._ceiling, self.largest))
-        # A short tail would cost a whole pass over the weights of its own.
-        return left if left <= fits + fits // 4 else fits
+        fits = min(int(self.tokens_per_s * budget_s), self._ceiling, self.largest)
+        fits = max(fits, self.smallest)
+        # As many chunks as it takes, of one size: a crumb at the end would cost a whole pass over
+        # the weights. Sizes are coarse, since each new shape may have to be compiled.
+        even = -(-left // -(-left // fits))
+        coarse = -(-even // 32) * 32 if even >= 64 else even
+        return min(coarse, fits, left)
 
     def measured(self, tokens: int, seconds: float) -> None:
         if tokens < self.smallest or seconds <= 0:
             return  # a tail: dominated by its fixed cost
         rate = tokens / seconds
         self.tokens_per_s += 0.5 * (rate - self.tokens_per_s)
-        self._ceiling = max(2 * tokens, self.smallest)
+        self._ceiling = min(max(self._ceiling, 2 * tokens), self.largest)
 
 
 class Scheduler:

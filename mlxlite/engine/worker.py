@@ -9,6 +9,7 @@ ends the row it served, one in the shared step ends the rows of that step, and t
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import statistics
@@ -24,7 +25,14 @@ from mlxlite.engine import load, sample
 from mlxlite.engine.batch import Batch
 from mlxlite.engine.row import Phase, Row
 from mlxlite.engine.scheduler import ChunkSizer, Scheduler
-from mlxlite.errors import Busy, Cancelled, EngineDown, EngineFault, MlxliteError
+from mlxlite.errors import (
+    Busy,
+    Cancelled,
+    EngineDown,
+    EngineFault,
+    MlxliteError,
+    ModelError,
+)
 from mlxlite.types import EngineState, Event, Finish, ModelFacts, RowSpec, Sink
 
 import mlx.core as mx  # isort: skip  (after the backend chose its BLAS)
@@ -90,6 +98,7 @@ class Worker:
 
     def start(self) -> None:
         self._thread.start()
+        atexit.register(self.stop)  # an interpreter that ends under a running step aborts
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Wait until the model answers. Raises what loading raised, or EngineDown after the
@@ -141,6 +150,7 @@ class Worker:
             self._lock.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        atexit.unregister(self.stop)
 
     def stats(self) -> dict[str, Any]:
         scheduler = self._scheduler
@@ -190,8 +200,16 @@ class Worker:
             return
         self._state = EngineState.READY
         self._settled.set()
-        while self._take_inbox():
-            self._advance()
+        assert self._batch is not None
+        try:
+            while self._take_inbox():
+                self._advance()
+                if not self._scheduler.rows:
+                    self._batch.let_go()
+        except BaseException as error:  # a bug of ours; nobody may wait on a dead thread
+            log.exception("the engine thread failed")
+            self._go_down(EngineDown(f"the engine failed: {error}"))
+            return
         self._end_all(EngineDown("the server is stopping"), Finish.CANCELLED)
         self._state = EngineState.STOPPED
 
@@ -204,7 +222,10 @@ class Worker:
             )
         loaded = load.load(options.folder, backend, options.dtype, options.dense_folder)
         batch = Batch(loaded)
-        speed = _WARM_UP_TOKENS / batch.warm_up(_WARM_UP_TOKENS)
+        try:
+            speed = _WARM_UP_TOKENS / batch.warm_up(_WARM_UP_TOKENS)
+        except Exception as error:  # such as a dtype that this backend has no kernel for
+            raise ModelError(f"{options.folder}: the model does not run: {error}") from error
         self._batch = batch
         self._scheduler.sizer = ChunkSizer(*backend.chunk_tokens, tokens_per_s=speed)
         self._facts = ModelFacts(
@@ -297,6 +318,7 @@ class Worker:
         """One token of one row reached the host: count it, ask the guide, tell the sink."""
         if row.first_at is None:
             row.first_at = time.perf_counter()
+        row.read += 1
         row.accepted += 1
         if token in row.spec.eos_ids:
             self._end(row, Finish.EOS)
@@ -311,7 +333,8 @@ class Worker:
                     ids = ()
                     row.accepted -= 1
                 finish = Finish.GUIDE if verdict.stop else None
-            if finish is None and row.accepted >= row.spec.max_tokens:
+            # Not `accepted`: a token that the guide dropped has used up its draw all the same.
+            if finish is None and row.read >= row.spec.max_tokens:
                 finish = Finish.LENGTH
             if finish is None:
                 row.sink(Event(ids=ids))
@@ -322,11 +345,15 @@ class Worker:
             self._end(row, finish, ids)
 
     def _steer(self, row: Row, forced: tuple[int, ...], mask: Any) -> None:
+        assert self._batch is not None
+        vocab_size = self._batch.vocab_size
         if forced:
+            # An id outside the vocabulary would reach past the embedding, in the shared forward.
+            if not 0 <= min(forced) <= max(forced) < vocab_size:
+                raise ValueError(f"the guide forced an id outside 0..{vocab_size - 1}")
             row.forced.extend(forced)
         if mask is not None:
-            assert self._batch is not None
-            row.mask = sample.allowed(mask, self._batch.vocab_size) if len(mask) else None
+            row.mask = sample.allowed(mask, vocab_size) if len(mask) else None
 
     def _row_failed(self, row: Row, error: Exception) -> None:
         log.error("the guide or sink of row %d failed; the row ends", row.id, exc_info=error)

@@ -1,0 +1,234 @@
+"""The tree is the architecture: who may import whom, how big a file may grow (STYLE section 3.3).
+
+`ORDER` lists every file from the bottom to the top. A file imports only files above it in its own
+column, or files of a lower floor; floors are: foundation, columns, joint, api, doors.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "mlxlite"
+
+ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
+    # column: (floor, files in the order of their imports)
+    "foundation": (0, "", ("__init__", "errors", "types", "config", "fields")),
+    "http": (1, "http/", ("__init__", "wire", "guard", "routing", "listen", "server")),
+    "text": (
+        1,
+        "text/",
+        (
+            "__init__",
+            "folder",
+            "tokenizer",
+            "detokenizer",
+            "messages",
+            "sandbox",
+            "template",
+            "stops",
+            "guides",
+        ),
+    ),
+    "engine": (
+        1,
+        "engine/",
+        (
+            "__init__",
+            "backend",
+            "row",
+            "scheduler",
+            "sample",
+            "quantised",
+            "load",
+            "batch",
+            "worker",
+        ),
+    ),
+    "models": (
+        1,
+        "models/",
+        (
+            "__init__",
+            "progress",
+            "catalogue",
+            "safetensors_file",
+            "gguf_file",
+            "gguf_blocks",
+            "gguf_config",
+            "gguf_tokenizer",
+            "gguf_import",
+            "library",
+            "download",
+            "install",
+        ),
+    ),
+    "joint": (2, "", ("prepare", "stream", "service")),
+    "api": (3, "api/", ("__init__", "openai", "local")),
+    "doors": (4, "", ("launch", "app", "cli", "__main__", "bench")),
+}
+
+# Third parties and the standard modules that have one home each.
+HOMES: dict[str, set[str]] = {
+    "mlx": {
+        f"engine/{name}" for name in ("backend", "sample", "quantised", "load", "batch", "worker")
+    },
+    "mlx_lm": {"engine/batch"},  # `load` imports its model files by name, at run time
+    "numpy": {"models/gguf_blocks", "models/gguf_import"},
+    "jinja2": {"text/sandbox"},
+    "tokenizers": {"text/tokenizer"},
+    "transformers": {"text/tokenizer"},
+    "huggingface_hub": {"models/download"},
+    "subprocess": {"models/download", "bench"},
+    "argparse": {"cli", "bench"},
+    "asyncio": {
+        "http/routing",
+        "http/server",
+        "stream",
+        "service",
+        "app",
+        "cli",
+        "api/openai",
+        "bench",
+    },
+}
+
+# Imports inside functions: what is optional, slow or must come late. Nothing else.
+LATE: dict[str, set[str]] = {
+    "cli": {
+        "asyncio",
+        "resource",
+        "mlxlite.launch",
+        "mlxlite.app",
+        "mlxlite.text.detokenizer",
+        "mlxlite.models",
+    },
+    "launch": {"mlxlite.engine.worker"},
+    "text/tokenizer": {"transformers"},
+    "engine/batch": {"mlx_lm.models.cache"},
+    "models/install": {"mlxlite.models.gguf_import"},
+    "models/download": {"huggingface_hub"},
+}
+
+MOST_LINES_A_FILE = 500
+MOST_LINES = 16_000
+
+
+def files() -> list[str]:
+    return sorted(str(p.relative_to(PACKAGE).with_suffix("")) for p in PACKAGE.rglob("*.py"))
+
+
+def place(name: str) -> tuple[int, str, int]:
+    """Floor, column and position of a file such as `engine/load`."""
+    for column, (floor, folder, names) in ORDER.items():
+        for position, file in enumerate(names):
+            if folder + file == name:
+                return floor, column, position
+    raise AssertionError(f"{name}.py has no place in ORDER")
+
+
+def imports(name: str) -> list[tuple[str, bool]]:
+    """Every import of a file as (dotted module, is inside a function)."""
+    tree = ast.parse((PACKAGE / f"{name}.py").read_text())
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in inside) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: relative import"
+            module = node.module or ""
+            for alias in node.names:
+                whole = f"{module}.{alias.name}"
+                found.append((whole if is_file(whole) else module, id(node) in inside))
+    return found
+
+
+def is_file(module: str) -> bool:
+    parts = module.split(".")
+    if parts[0] != "mlxlite":
+        return False
+    path = PACKAGE.joinpath(*parts[1:])
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def file_of(module: str) -> str:
+    path = "/".join(module.split(".")[1:])
+    if not path:
+        return "__init__"
+    return f"{path}/__init__" if (PACKAGE / path).is_dir() else path
+
+
+def test_every_file_has_a_place() -> None:
+    for name in files():
+        place(name)
+
+
+@pytest.mark.parametrize("name", files())
+def test_imports_go_down(name: str) -> None:
+    floor, column, position = place(name)
+    for module, _ in imports(name):
+        if not module.startswith("mlxlite"):
+            continue
+        other = file_of(module)
+        their_floor, their_column, their_position = place(other)
+        same_column = column == their_column and their_position < position
+        if column == "api":  # surfaces do not import each other
+            same_column = other.endswith("__init__")
+        assert their_floor < floor or same_column, f"{name} must not import {other}"
+
+
+@pytest.mark.parametrize("name", files())
+def test_third_parties_have_one_home(name: str) -> None:
+    for module, _ in imports(name):
+        top = module.split(".")[0]
+        if top in HOMES:
+            assert name in HOMES[top], f"{name} must not import {top}"
+        else:
+            assert top == "mlxlite" or top in sys.stdlib_module_names or top == "__future__", (
+                f"{name} imports {top}, which is no dependency of ours"
+            )
+
+
+@pytest.mark.parametrize("name", files())
+def test_imports_inside_functions_are_listed(name: str) -> None:
+    late = {module for module, inside in imports(name) if inside}
+    allowed = LATE.get(name, set())
+    assert {m for m in late if not any(m == a or m.startswith(a + ".") for a in allowed)} == set()
+
+
+@pytest.mark.parametrize("name", files())
+def test_files_are_small_and_say_what_they_are_for(name: str) -> None:
+    text = (PACKAGE / f"{name}.py").read_text()
+    assert text.count("\n") <= MOST_LINES_A_FILE
+    docstring = ast.get_docstring(ast.parse(text))
+    assert docstring, f"{name} has no docstring"
+
+
+def test_the_whole_is_small() -> None:
+    lines = sum((PACKAGE / f"{name}.py").read_text().count("\n") for name in files())
+    assert lines <= MOST_LINES
+
+
+def test_test_files_are_small_too() -> None:
+    for path in Path(__file__).parent.rglob("*.py"):
+        assert path.read_text().count("\n") <= MOST_LINES_A_FILE, path.name
+
+
+def test_importing_the_package_is_light() -> None:
+    code = (
+        "import sys, mlxlite, mlxlite.launch, mlxlite.cli; heavy = "
+        "{'mlx', 'mlx_lm', 'transformers', 'tokenizers', 'jinja2', 'numpy', 'asyncio'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
