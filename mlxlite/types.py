@@ -54,9 +54,10 @@ class Ask:
 class Sampling:
     """How a row draws its tokens; every field is resolved (spec 20).
 
-    temperature 0 is greedy. top_p is off unless 0 < top_p < 1. top_k 0 and min_p 0 are off.
-    seed is a 64-bit key; the draw at a position depends on (seed, position) alone, never on the
-    row's neighbours.
+    temperature 0 is greedy. top_p is off unless 0 < top_p < 1. top_k 0, min_p 0, xtc_probability 0
+    and penalties of 0 are off; so is repetition_penalty 1. A context is how many of the last tokens
+    a penalty looks at; 0 is all of them. seed is a 64-bit key; the draw at a position depends on
+    (seed, position) alone, never on the row's neighbours.
     """
 
     temperature: float = 0.0
@@ -64,10 +65,26 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.0
+    xtc_special_ids: tuple[int, ...] = ()  # never removed: EOS and newline
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 0.0
+    repetition_context: int = 20
+    presence_penalty: float = 0.0
+    presence_context: int = 20
+    frequency_penalty: float = 0.0
+    frequency_context: int = 20
+    tone: Any = None  # an engine.curves.Hlg, or None
+    transfer: Any = None  # an engine.curves.Transfer, or None
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature == 0.0 and self.transfer is None
+
+    @property
+    def penalises_repetition(self) -> bool:
+        return self.repetition_penalty not in (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,7 @@ class RowSpec:
     max_tokens: int
     eos_ids: frozenset[int]
     guide: Guide | None = None
+    top_logprobs: int | None = None  # None: no logprobs; 0: of the drawn token only; at most 20
 
 
 # -------------------------------------------------------------------------------------- Event
@@ -150,11 +168,25 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one drawn token, after penalties and masks and before any filter or
+    temperature (spec 20 section 8). top: the likeliest ids with theirs, descending."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
-    """What one step gave one row: new ids (never EOS), and its end if it ended."""
+    """What one step gave one row: new ids (never EOS), and its end if it ended.
+
+    logprobs: one an id, if the row asked for them.
+    """
 
     ids: tuple[int, ...] = ()
     done: Done | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 Sink = Callable[[Event], None]

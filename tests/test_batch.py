@@ -101,7 +101,7 @@ def prefill(batch: Batch, row: Row, chunk_tokens: int = 10_000) -> None:
 
 
 def finish_at_length(taken: dict[Row, list[int]]) -> Callable[[Row, int], None]:
-    def accept(row: Row, token: int) -> None:
+    def accept(row: Row, token: int, logprob: Any) -> None:
         taken[row].append(token)
         if len(taken[row]) == row.spec.max_tokens:
             row.end(Finish.LENGTH)
@@ -236,7 +236,7 @@ class Diary:
         self.entries.append("forward")
         return mx.where(mx.arange(64) == inputs[..., None] + 1, 1.0, 0.0)
 
-    def accept(self, row: Row, token: int) -> None:
+    def accept(self, row: Row, token: int, logprob: Any) -> None:
         self.entries.append(f"read {token}")
         if token == row.spec.prompt_ids[-1] + row.spec.max_tokens:
             row.end(Finish.LENGTH)
@@ -361,4 +361,4 @@ def test_warm_up_learns_the_width_of_the_vocabulary(llama: load.LoadedModel) -> 
     batch = Batch(llama)
     assert batch.warm_up(4) > 0
     assert batch.vocab_size == 512
-    assert not batch.rows
+    assert not batch.is_busy

@@ -42,7 +42,10 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "backend",
             "row",
             "scheduler",
+            "curves",
             "sample",
+            "penalties",
+            "drawn",
             "quantised",
             "load",
             "batch",
@@ -75,7 +78,18 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
 # Third parties and the standard modules that have one home each.
 HOMES: dict[str, set[str]] = {
     "mlx": {
-        f"engine/{name}" for name in ("backend", "sample", "quantised", "load", "batch", "worker")
+        f"engine/{name}"
+        for name in (
+            "backend",
+            "sample",
+            "curves",
+            "penalties",
+            "drawn",
+            "quantised",
+            "load",
+            "batch",
+            "worker",
+        )
     },
     "mlx_lm": {"engine/batch"},  # `load` imports its model files by name, at run time
     "numpy": {"models/gguf_blocks", "models/gguf_import"},

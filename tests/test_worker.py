@@ -161,7 +161,7 @@ def test_an_idle_engine_keeps_nothing_of_the_rows_it_served(
 
     def sink(event: Event, heard: Heard = heard) -> None:
         batch: Any = engine._batch
-        caches.extend(weakref.ref(part) for row in batch.rows for part in row.cache or ())
+        caches.extend(weakref.ref(part) for row in batch._inflight.rows for part in row.cache or ())
         heard(event)
 
     is_released = threading.Event()

@@ -19,10 +19,16 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlxlite.engine import sample
+from mlxlite.engine.drawn import Drawn, add_logprobs, most_logprobs
 from mlxlite.engine.load import LoadedModel
+from mlxlite.engine.penalties import penalties_of
 from mlxlite.engine.row import Phase, Row
+from mlxlite.types import TokenLogprob
 
-Accept = Callable[[Row, int], None]
+_FEWEST_CANDIDATES = 64
+_RELAX_AFTER = 256  # steps
+
+Accept = Callable[[Row, int, TokenLogprob | None], None]
 """Told each token that reached the host, in row order. It may end the row or set its mask."""
 
 
@@ -30,8 +36,9 @@ class Batch:
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
         self.vocab_size = 0  # width of the logits, known after `warm_up`
-        self.rows: list[Row] = []
-        self._inflight: mx.array | None = None  # (B,) uint32: drawn for `rows`, not yet read
+        self._inflight: Drawn | None = None  # not yet read
+        self._candidates = _FEWEST_CANDIDATES
+        self._since_short = 0  # steps since a draw had too few
         self._recipe: sample.Recipe | None = None
         self._recipe_ids: list[int] = []
 
@@ -74,41 +81,59 @@ class Batch:
         """
         # 1. Who goes on, and with which input. A row whose last allowed token is in flight is only
         #    read; one that ended since is dropped.
-        old, inflight = self.rows, self._inflight
-        if not any(row.phase is Phase.DECODE for row in old):
-            old, inflight = [], None
-        going = [i for i, row in enumerate(old) if row.phase is Phase.DECODE and row.wants_another]
-        joining = [row for row in decode if row not in old]
-        rows = [old[i] for i in going] + joining
+        old = self._inflight
+        if old is not None and not any(row.phase is Phase.DECODE for row in old.rows):
+            old = None
+        seen = old.rows if old is not None else []
+        going = [i for i, row in enumerate(seen) if row.phase is Phase.DECODE and row.wants_another]
+        joining = [row for row in decode if row not in seen]
+        for row in joining:
+            prompt = row.spec.prompt_ids[:-1]
+            row.penalties = penalties_of(row.spec.sampling, prompt, self.vocab_size)
+        rows = [seen[i] for i in going] + joining
 
         # 2. Queue the forward, and the draw too unless a guide has a word in it.
-        drawn: mx.array | None = None
+        new: Drawn | None = None
         steered = any(row.is_steered for row in rows)
         if rows:
-            inputs = _inputs(inflight, going, len(old), joining)
+            inputs = _inputs(old.ids if old is not None else None, going, len(seen), joining)
             logits = self._forward(inputs, rows)
             if steered:
                 mx.async_eval(logits, *_row_arrays(rows))
             else:
-                drawn = self._draw(logits, rows)
-                mx.async_eval(drawn, *_row_arrays(rows))
+                new = self._draw(logits, rows)
+                mx.async_eval(*new.arrays, *_row_arrays(rows))
 
         # 3. Read the tokens that were in flight; the only host read of the step.
-        if inflight is not None:
-            tokens: list[int] = inflight.tolist()  # type: ignore[assignment]
-            for row, token in zip(old, tokens, strict=True):
+        if old is not None:
+            tokens, certain = old.read()
+            for index, row in enumerate(old.rows):
+                if not certain[index] and row.phase is Phase.DECODE:
+                    exact = self._redraw(old, index)
+                    if exact != tokens[index]:
+                        tokens[index] = exact
+                        if row in rows:
+                            place = rows.index(row)
+                            logits = self._rerun(row, exact, logits, place, new)
+            for row, token, logprob in zip(old.rows, tokens, old.read_logprobs(), strict=True):
                 if row.phase is Phase.DECODE:
-                    accept(row, token)
+                    accept(row, token, logprob)
+            self._adapt(all(certain))
 
         # 4. The late draw of steered rows.
         if rows and steered:
-            drawn = self._draw(sample.masked(logits, rows), rows)
-            mx.async_eval(drawn)
-        self.rows, self._inflight = rows, drawn
+            new = self._draw(logits, rows)
+            mx.async_eval(*new.arrays)
+        self._inflight = new
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether tokens are in flight."""
+        return self._inflight is not None
 
     def let_go(self) -> None:
         """Forget the rows, all ended, and the tokens in flight: nothing is kept while idle."""
-        self.rows, self._inflight = [], None
+        self._inflight = None
 
     def drop_all(self) -> None:
         """Forget everything after a failed step."""
@@ -122,22 +147,81 @@ class Batch:
         for index, row in enumerate(rows):
             if row.cache is None:  # a prompt of one token has no prefill
                 row.cache = self._new_cache()
+            if row.penalties is not None:
+                row.penalties.push(inputs[index])
             token = inputs[index : index + 1][None]
             logits.append(self._model(token, cache=row.cache)[:, -1, :])
         return logits[0] if len(logits) == 1 else mx.concatenate(logits, axis=0)
 
-    def _draw(self, logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    def _draw(self, logits: mx.array, rows: list[Row]) -> Drawn:
+        """Penalties, masks, then one token a row; what guides force takes its place."""
         ids = [row.id for row in rows]
         if self._recipe is None or ids != self._recipe_ids:
             self._recipe, self._recipe_ids = sample.recipe(rows, self.vocab_size), ids
-        drawn = sample.sample(logits, self._recipe, rows)
+        logits = sample.masked(_penalised(logits, rows), rows)
+        candidates = self._candidates if all(_can_retract(row) for row in rows) else None
+        row_keys = sample.keys(rows)
+        token_ids, is_certain = sample.draw(logits, self._recipe, row_keys, candidates)
         if any(row.forced for row in rows):
             is_forced = mx.array([bool(row.forced) for row in rows])
             wanted = [row.forced.popleft() if row.forced else 0 for row in rows]
-            drawn = mx.where(is_forced, mx.array(wanted, dtype=mx.uint32), drawn)
+            token_ids = mx.where(is_forced, mx.array(wanted, dtype=mx.uint32), token_ids)
+            is_certain = None if is_certain is None else is_certain | is_forced
+        drawn = Drawn(rows, token_ids, is_certain)
+        if is_certain is not None:
+            drawn.keys, drawn.logits = row_keys, logits
+        if (most := most_logprobs(rows)) is not None:
+            add_logprobs(drawn, logits, most)
         for row in rows:
             row.sampled += 1
         return drawn
+
+    def _redraw(self, drawn: Drawn, index: int) -> int:
+        """The token of one row by the plain sort, because the candidates were too few."""
+        assert drawn.logits is not None and drawn.keys is not None
+        one = slice(index, index + 1)
+        row = drawn.rows[index]
+        how = sample.recipe([row], self.vocab_size)
+        exact, _ = sample.draw(drawn.logits[one], how, drawn.keys[one], None)
+        token: int = exact.item()  # type: ignore[assignment]
+        if drawn.logprob is not None:
+            fixed = Drawn([row], exact)
+            add_logprobs(fixed, drawn.logits[one], most_logprobs(drawn.rows) or 0)
+            drawn.replace(index, fixed)
+        return token
+
+    def _rerun(
+        self, row: Row, token: int, logits: mx.array, place: int, new: Drawn | None
+    ) -> mx.array:
+        """Take a wrong token of a row out of its cache and run the right one. Returns the logits.
+
+        place: of the row in the new step. new: that step's draw, if it is already queued.
+        """
+        assert row.cache is not None
+        for part in row.cache:
+            part.trim(1)
+        if row.penalties is not None:
+            row.penalties.undo()
+        again = self._forward(mx.array([token], dtype=mx.uint32), [row])
+        if new is not None:
+            row.sampled -= 1
+            recipe = self._recipe, self._recipe_ids
+            new.replace(place, self._draw(again, [row]))
+            self._recipe, self._recipe_ids = recipe
+            mx.async_eval(*new.arrays, *_row_arrays([row]))
+            return logits
+        return mx.concatenate([logits[:place], again, logits[place + 1 :]], axis=0)
+
+    def _adapt(self, sufficed: bool) -> None:
+        """Look at more candidates after a draw that had too few, at fewer after many that did."""
+        if not sufficed:
+            self._candidates = min(self._candidates * 4, sample.MOST_CANDIDATES)
+            self._since_short = 0
+        elif self._candidates > _FEWEST_CANDIDATES:
+            self._since_short += 1
+            if self._since_short >= _RELAX_AFTER:
+                self._candidates //= 4
+                self._since_short = 0
 
     def _new_cache(self) -> list[Any]:
         if hasattr(self._model, "make_cache"):
@@ -176,4 +260,26 @@ def _arrays(cache: list[Any]) -> list[mx.array]:
 
 
 def _row_arrays(rows: Sequence[Row]) -> list[mx.array]:
-    return [array for row in rows if row.cache is not None for array in _arrays(row.cache)]
+    found = [array for row in rows if row.cache is not None for array in _arrays(row.cache)]
+    found += [array for row in rows if row.penalties is not None for array in row.penalties.arrays]
+    return found
+
+
+def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    """Logits (B, V) with each row's bias and penalties applied."""
+    if all(row.penalties is None for row in rows):
+        return logits
+    adjusted = [
+        logits[i] if row.penalties is None else row.penalties(logits[i]).astype(logits.dtype)
+        for i, row in enumerate(rows)
+    ]
+    return mx.stack(adjusted)
+
+
+# Caches that can always drop their newest token. A window that has wrapped and a recurrent state
+# cannot, so rows of such models are drawn by sorting at once.
+_ALWAYS_TRIMMABLE = frozenset({"KVCache", "ConcatenateKVCache", "QuantizedKVCache"})
+
+
+def _can_retract(row: Row) -> bool:
+    return row.cache is not None and all(type(c).__name__ in _ALWAYS_TRIMMABLE for c in row.cache)

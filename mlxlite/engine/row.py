@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from mlxlite.errors import MlxliteError
-from mlxlite.types import Done, Event, Finish, RowSpec, Sink
+from mlxlite.types import Done, Event, Finish, RowSpec, Sink, TokenLogprob
 
 
 class Phase(Enum):
@@ -41,6 +41,7 @@ class Row:
     accepted: int = 0  # of those, the ones that belong to the answer, EOS included
     forced: deque[int] = field(default_factory=deque)  # what the guide wants next
     mask: Any = None  # bool array (V,) of what the guide allows, or None
+    penalties: Any = None  # penalties.Penalties, or None
 
     # clocks, seconds of time.perf_counter
     submitted_at: float = field(default_factory=time.perf_counter)
@@ -66,7 +67,11 @@ class Row:
         self.started_at = time.perf_counter()
 
     def end(
-        self, finish: Finish, ids: tuple[int, ...] = (), error: MlxliteError | None = None
+        self,
+        finish: Finish,
+        ids: tuple[int, ...] = (),
+        error: MlxliteError | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
         """End the row: its last event goes out, once, and its memory is let go.
 
@@ -77,6 +82,7 @@ class Row:
         self.phase = Phase.ENDED
         self.cache = None
         self.mask = None
+        self.penalties = None
         now = time.perf_counter()
         started = self.started_at if self.started_at is not None else now
         first = self.first_at if self.first_at is not None else now
@@ -90,4 +96,4 @@ class Row:
             decode_s=now - first,
             error=error,
         )
-        self.sink(Event(ids=ids, done=done))
+        self.sink(Event(ids, done, logprobs))

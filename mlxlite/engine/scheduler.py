@@ -36,8 +36,8 @@ class Step:
 class ChunkSizer:
     """How many prompt tokens fit into a time budget, from the speed of the chunks so far.
 
-    smallest, largest: bounds in tokens. A chunk may be twice the size of the longest so far at most:
-    the first ones are short and their speed says little about long ones.
+    smallest, largest: bounds in tokens. A chunk may be twice the size of the longest so far at
+    most: the first ones are short and their speed says little about long ones.
     """
 
     def __init__(self, smallest: int, largest: int, tokens_per_s: float = 100.0) -> None:

@@ -33,7 +33,7 @@ from mlxlite.errors import (
     MlxliteError,
     ModelError,
 )
-from mlxlite.types import EngineState, Event, Finish, ModelFacts, RowSpec, Sink
+from mlxlite.types import EngineState, Event, Finish, ModelFacts, RowSpec, Sink, TokenLogprob
 
 import mlx.core as mx  # isort: skip  (after the backend chose its BLAS)
 
@@ -272,7 +272,7 @@ class Worker:
         if step.prefill is not None:
             self._prefill(step.prefill, step.prefill_tokens)
         ready = [row for row in step.decode if row.phase is Phase.DECODE and self._opened(row)]
-        if ready or self._batch.rows:
+        if ready or self._batch.is_busy:
             try:
                 self._batch.step(ready, self._accept)
             except Exception as error:
@@ -314,7 +314,7 @@ class Worker:
             self._end(row, Finish.GUIDE)
         return row.phase is Phase.DECODE
 
-    def _accept(self, row: Row, token: int) -> None:
+    def _accept(self, row: Row, token: int, logprob: TokenLogprob | None) -> None:
         """One token of one row reached the host: count it, ask the guide, tell the sink."""
         if row.first_at is None:
             row.first_at = time.perf_counter()
@@ -324,25 +324,26 @@ class Worker:
             self._end(row, Finish.EOS)
             return
         ids: tuple[int, ...] = (token,)
+        logprobs = () if logprob is None else (logprob,)
         finish: Finish | None = None
         try:
             if row.spec.guide is not None:
                 verdict = row.spec.guide.observe(ids)
                 self._steer(row, verdict.forced, verdict.mask)
                 if verdict.keep == 0:
-                    ids = ()
+                    ids, logprobs = (), ()
                     row.accepted -= 1
                 finish = Finish.GUIDE if verdict.stop else None
             # Not `accepted`: a token that the guide dropped has used up its draw all the same.
             if finish is None and row.read >= row.spec.max_tokens:
                 finish = Finish.LENGTH
             if finish is None:
-                row.sink(Event(ids=ids))
+                row.sink(Event(ids, logprobs=logprobs))
         except Exception as error:
             self._row_failed(row, error)
             return
         if finish is not None:
-            self._end(row, finish, ids)
+            self._end(row, finish, ids, logprobs=logprobs)
 
     def _steer(self, row: Row, forced: tuple[int, ...], mask: Any) -> None:
         assert self._batch is not None
@@ -365,6 +366,7 @@ class Worker:
         finish: Finish,
         ids: tuple[int, ...] = (),
         error: MlxliteError | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
         """End a row once: out of the schedule, counted, its sink told."""
         if row.phase is Phase.ENDED:
@@ -382,7 +384,7 @@ class Worker:
         with self._lock:
             self._open_rows -= 1
         try:
-            row.end(finish, ids, error)
+            row.end(finish, ids, error, logprobs)
         except Exception:
             log.exception("the sink of row %d failed at its end", row.id)
 

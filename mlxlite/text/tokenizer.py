@@ -265,6 +265,7 @@ def _from_transformers(folder: Path) -> tokenizers.Tokenizer:
     """Converts an older tokenizer (`tokenizer.model` and the like). Slow: seconds, once."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder")
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it remarks on what we do not need
     try:
         from transformers import AutoTokenizer
     except ImportError:
