@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# The tiny model's matrices are too small to share between threads: the threads of MKL would wait for
-# each other more than they compute. `live.environment` lifts this for servers of the real model.
+# The tiny model's matrices are too small to share between threads: the threads of MKL would wait
+# for each other more than they compute. `live.environment` lifts this for servers of the real
+# model.
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
