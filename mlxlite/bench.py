@@ -28,11 +28,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
-from mlxlite import config, launch
+from mlxlite import app, config, launch
 from mlxlite.config import Settings
+from mlxlite.engine import backend
 from mlxlite.models import library
+from mlxlite.types import Ask, Event
 
 PROMPT = "What is the capital of France? Answer in one sentence."  # 42 tokens with its template
 LONG_ANSWER = "Write a long story about a lighthouse keeper and the sea."
@@ -183,9 +186,6 @@ def server_tax(settings: Settings, model: library.LocalModel, tokens: int) -> tu
     One process, one engine: a row submitted directly, then the same row through the server to a
     client in another process, in many short turns, so that both see the same noise.
     """
-    from mlxlite import app
-    from mlxlite.types import Ask, Event
-
     sock = launch.listen(settings)
     port = int(sock.getsockname()[1])
     worker = launch.start_engine(settings, model)
@@ -278,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.only is None:
         peer = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model.folder)]
         legs.append(measure("mlx_lm.server", peer, "/health", given.tokens, given.budget, {}))
-        if blas := _preloaded_blas():
+        if blas := backend.blas:
             legs.append(
                 measure(
                     "mlx_lm.server, same BLAS",
@@ -289,8 +289,6 @@ def main(arguments: list[str] | None = None) -> int:
                     {"LD_PRELOAD": blas},
                 )
             )
-    from importlib.metadata import version
-
     print(
         f"{model.name}, {platform.machine()} with {os.cpu_count()} cores, mlx {version('mlx')}, "
         f"mlx-lm {version('mlx-lm')}, Python {platform.python_version()}\n"
@@ -307,12 +305,6 @@ def main(arguments: list[str] | None = None) -> int:
             f"{bare / served:.1%} of the bare loop"
         )
     return 0
-
-
-def _preloaded_blas() -> str | None:
-    from mlxlite.engine import backend
-
-    return backend._blas
 
 
 if __name__ == "__main__":

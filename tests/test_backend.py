@@ -110,7 +110,7 @@ def test_the_first_library_that_loads_is_taken(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux needs a BLAS")
 @pytest.mark.parametrize("chosen", ["", "/nowhere/libnothing.so"])
 def test_no_blas_is_no_failure(chosen: str) -> None:
-    code = "from mlxlite.engine import backend; print(backend._load_fast_blas(), backend._blas)"
+    code = "from mlxlite.engine import backend; print(backend._load_fast_blas(), backend.blas)"
     assert run(code, MLXLITE_BLAS=chosen) == "None None"
 
 
@@ -120,7 +120,7 @@ def test_no_blas_is_no_failure(chosen: str) -> None:
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="a CPU's values")
 def test_a_cpu_computes_in_float32_with_dense_weights(tmp_path: Path) -> None:
     found = backend.start(tmp_path)
-    assert found.kind == "cpu" and found.prefers_dense and found.blas == backend._blas
+    assert found.kind == "cpu" and found.prefers_dense and found.blas == backend.blas
     assert found.memory_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     smallest, largest = found.chunk_tokens
     assert 0 < smallest < largest

@@ -43,7 +43,7 @@ def _load_fast_blas() -> str | None:
     return None
 
 
-_blas = _load_fast_blas()
+blas = _load_fast_blas()
 try:
     import mlx.core as mx
 except ImportError as error:
@@ -83,7 +83,7 @@ def start(cache: Path) -> Backend:
     if mx.default_device() == mx.Device(mx.cpu):
         # Compiled CPU kernels need a C++ compiler at run time (8 s cold) and gain nothing here.
         mx.disable_compile()
-        return Backend("cpu", _blas, (32, 512), True, _ram_bytes())
+        return Backend("cpu", blas, (32, 512), True, _ram_bytes())
     if mx.metal.is_available():
         return Backend("metal", None, (64, 2048), False, _ram_bytes())
     os.environ.setdefault("MLX_PTX_CACHE_DIR", str(cache / "ptx"))  # D23: kernels compile once
