@@ -105,6 +105,41 @@ class Settings:
     top_k: int | None = _knob(
         None, "top-k of requests that give none", env="MLXLITE_TOP_K", parse=int, low=0
     )
+    thinking: str | None = _knob(
+        None,
+        "whether models that can think do (default: the template's own)",
+        env="MLXLITE_THINKING",
+        choices=("on", "off"),
+    )
+    reasoning_field: str = _knob(
+        "both",
+        "field that reasoning goes out in",
+        env="MLXLITE_REASONING_FIELD",
+        choices=("both", "reasoning", "reasoning_content"),
+    )
+    hlg_sampling: str = _knob(
+        "off",
+        "bend probabilities by the HLG tone curve instead of filters",
+        env="MLXLITE_HLG_SAMPLING",
+        choices=("on", "off"),
+    )
+    hlg_width: float = _knob(
+        4.0, "its straight part, nats", env="MLXLITE_HLG_WIDTH", parse=float, low=0, high=100
+    )
+    hlg_shoulder: float = _knob(
+        4.0, "how it bends above", env="MLXLITE_HLG_SHOULDER", parse=float, low=0, high=100
+    )
+    hlg_toe: float = _knob(
+        6.0, "how it bends below", env="MLXLITE_HLG_TOE", parse=float, low=0, high=100
+    )
+    hlg_pivot_offset: float = _knob(
+        6.0,
+        "how far below the best token it turns, nats",
+        env="MLXLITE_HLG_PIVOT_OFFSET",
+        parse=float,
+        low=0,
+        high=100,
+    )
     chat_template: str | None = _knob(
         None,
         "Jinja file that replaces the model's chat template",

@@ -2,7 +2,8 @@
 
 Each field that clients may send is one line here: its JSON type, its range, what its absence means.
 `take` reads one out of a body; null means absent (decision D12). The wording of the refusals is
-that of mlx_lm.server (`<name> must be of type <t>`, spec 10 section 4).
+that of mlx_lm.server (`<name> must be of type <t>`, spec 10 section 4). What no type and range can
+say is checked by the functions at the end.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 from mlxlite.errors import BadRequest
 from mlxlite.types import JSON
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """kind: bool, int, float (any number), str, list or dict. low, high: inclusive limits.
 
-    absent: in words, what happens without it.
+    absent: in words, what happens without it. choices: all values of a string.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Field:
     absent: str = "off"
     low: float | None = None
     high: float | None = None
+    choices: tuple[str, ...] = ()
 
 
 MODEL = Field("model", str, "ignored; the served id is echoed", "the served model")
@@ -47,9 +51,72 @@ TOP_P = Field("top_p", float, "nucleus; off at 0 and 1", "--top-p, the model's o
 TOP_K = Field("top_k", int, "keep the k likeliest; 0 is off", "--top-k, the model's own", low=0)
 MIN_P = Field("min_p", float, "drop what is less likely than this share of the best", low=0, high=1)
 SEED = Field("seed", int, "makes the draws repeatable", "fresh for each request")
+XTC_PROBABILITY = Field(
+    "xtc_probability", float, "how often XTC drops the top choices", low=0, high=1
+)
+XTC_THRESHOLD = Field("xtc_threshold", float, "what XTC takes for a top choice", low=0, high=0.5)
+REPETITION_PENALTY = Field(
+    "repetition_penalty", float, "divides seen tokens' logits; 0 and 1 are off", low=0
+)
+PRESENCE_PENALTY = Field("presence_penalty", float, "subtracted once from tokens seen")
+FREQUENCY_PENALTY = Field("frequency_penalty", float, "subtracted for each time a token was seen")
+REPETITION_CONTEXT = Field(
+    "repetition_context_size", int, "last tokens it looks at; 0 is all", "20", low=0
+)
+PRESENCE_CONTEXT = Field(
+    "presence_context_size", int, "last tokens it looks at; 0 is all", "20", low=0
+)
+FREQUENCY_CONTEXT = Field(
+    "frequency_context_size", int, "last tokens it looks at; 0 is all", "20", low=0
+)
+LOGIT_BIAS = Field("logit_bias", dict, "token id -> number added to its logit", "{}")
+HLG = Field(
+    "hlg", dict, "tone curve: enabled, width, shoulder, toe, pivot_offset", "--hlg-sampling"
+)
+HLG_PARTS = (
+    Field("enabled", bool, "whether the curve is used", "--hlg-sampling"),
+    Field("width", float, "its straight part, nats", "--hlg-width", low=0, high=100),
+    Field("shoulder", float, "how it bends above", "--hlg-shoulder", low=0, high=100),
+    Field("toe", float, "how it bends below", "--hlg-toe", low=0, high=100),
+    Field("pivot_offset", float, "where it turns, nats", "--hlg-pivot-offset", low=0, high=100),
+)
+LOGPROBS = Field("logprobs", bool, "report log-probabilities of the tokens", "false")
+TOP_LOGPROBS = Field("top_logprobs", int, "and of so many of the likeliest", "0", low=-1, high=20)
 N = Field("n", int, "how many answers", "1", low=1)
-TEMPLATE_OPTIONS = Field("chat_template_kwargs", dict, "options for the chat template", "{}")
+TOOLS = Field("tools", list, "functions that the model may call", "none")
+TOOL_CHOICE = Field("tool_choice", object, "auto or none", "auto")
+PARALLEL_TOOL_CALLS = Field("parallel_tool_calls", bool, "false: end after one call", "true")
+REASONING_EFFORT = Field(
+    "reasoning_effort",
+    str,
+    "none switches thinking off, any other on",
+    "--thinking, the template's own",
+    choices=EFFORTS,
+)
+THINKING = Field("thinking", dict, "type enabled or disabled, budget_tokens", "--thinking")
+THINKING_TYPE = Field("type", str, "enabled, disabled; others leave it open", "--thinking")
+BUDGET_TOKENS = Field("budget_tokens", int, "tokens of thinking at most", low=0)
+MAX_THINKING_TOKENS = Field("max_thinking_tokens", int, "tokens of thinking at most", low=0)
+TEMPLATE_OPTIONS = Field(
+    "chat_template_kwargs", dict, "enable_thinking, preserve_thinking for the template", "{}"
+)
+ADAPTER = Field("adapter", str, "a mounted adapter; none is mounted yet", "none")
 
+SAMPLING = (
+    TEMPERATURE,
+    TOP_P,
+    TOP_K,
+    MIN_P,
+    SEED,
+    XTC_PROBABILITY,
+    XTC_THRESHOLD,
+    REPETITION_PENALTY,
+    REPETITION_CONTEXT,
+    PRESENCE_PENALTY,
+    PRESENCE_CONTEXT,
+    FREQUENCY_PENALTY,
+    FREQUENCY_CONTEXT,
+)
 CHAT = (
     MODEL,
     MESSAGES,
@@ -57,39 +124,48 @@ CHAT = (
     STREAM_OPTIONS,
     MAX_COMPLETION_TOKENS,
     MAX_TOKENS,
-    TEMPERATURE,
-    TOP_P,
-    TOP_K,
-    MIN_P,
-    SEED,
+    *SAMPLING,
+    LOGIT_BIAS,
+    HLG,
+    LOGPROBS,
+    TOP_LOGPROBS,
     N,
+    TOOLS,
+    TOOL_CHOICE,
+    PARALLEL_TOOL_CALLS,
+    REASONING_EFFORT,
+    THINKING,
+    MAX_THINKING_TOKENS,
     TEMPLATE_OPTIONS,
+    ADAPTER,
 )
 
 _NAMES: dict[type, str] = {
     bool: "bool", int: "int", float: "number", str: "string", list: "list", dict: "object",
+    object: "string or object",
 }  # fmt: skip
 
 
-def take(body: Mapping[str, JSON], field: Field) -> Any:
-    """The field's value, or None if it is absent or null. Raises BadRequest naming it."""
+def take(body: Mapping[str, JSON], field: Field, path: str = "") -> Any:
+    """The field's value, or None if it is absent or null. Raises BadRequest naming it.
+
+    path: of the object that holds the field, such as `thinking.`.
+    """
     value = body.get(field.name)
     if value is None:
         return None
+    name = path + field.name
     if not _is(value, field.kind):
-        raise BadRequest(f"{field.name} must be of type {_NAMES[field.kind]}", param=field.name)
+        raise BadRequest(f"{name} must be of type {_NAMES[field.kind]}", param=name)
+    if field.choices and value not in field.choices:
+        raise BadRequest(f"{name} must be one of {', '.join(field.choices)}", param=name)
     if field.kind in (int, float):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadRequest(f"{field.name} must be a finite number", param=field.name)
-        if field.low is not None and value < field.low:
-            raise BadRequest(f"{field.name} must be at least {field.low:g}", param=field.name)
-        if field.high is not None and value > field.high:
-            raise BadRequest(f"{field.name} must be at most {field.high:g}", param=field.name)
+        _check_range(name, value, field)
     if field.kind is float:
         try:
             return float(value)
         except OverflowError:
-            raise BadRequest(f"{field.name} must be a finite number", param=field.name) from None
+            raise BadRequest(f"{name} must be a finite number", param=name) from None
     return value
 
 
@@ -98,4 +174,77 @@ def _is(value: JSON, kind: type) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if kind is object:
+        return isinstance(value, str | dict)
     return isinstance(value, kind)
+
+
+def _check_range(name: str, value: int | float, field: Field) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRequest(f"{name} must be a finite number", param=name)
+    if field.low is not None and value < field.low:
+        raise BadRequest(f"{name} must be at least {max(field.low, 0):g}", param=name)
+    if field.high is not None and value > field.high:
+        raise BadRequest(f"{name} must be at most {field.high:g}", param=name)
+
+
+# ------------------------------------------------------------------- what a type cannot say
+
+
+def take_logit_bias(body: Mapping[str, JSON]) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias. The ids are checked against the vocabulary later."""
+    value = body.get(LOGIT_BIAS.name)
+    if value is None:
+        return ()
+    wrong = BadRequest("logit_bias must be a dict of int to float", param="logit_bias")
+    if not isinstance(value, dict):
+        raise wrong
+    pairs = []
+    for key, bias in value.items():
+        # isascii: int() also reads other scripts' digits, and "1_0".
+        if not (key.isascii() and key.isdigit()) or len(key) > 18 or not _is(bias, float):
+            raise wrong
+        if abs(bias) > 1e30 or bias != bias:  # NaN is unequal to itself; float32 ends at 3e38
+            raise wrong
+        pairs.append((int(key), float(bias)))
+    return tuple(pairs)
+
+
+def take_tools(body: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], ...]:
+    """Function tools, in OpenAI's nested shape.
+
+    Namespaces are flattened and tools that are no functions skipped, since real clients send them
+    to every server (clients.md, Requests 7). A function without a name is a 400.
+    """
+    found: list[Mapping[str, JSON]] = []
+
+    def collect(tools: JSON, path: str) -> None:
+        for index, tool in enumerate(tools):
+            at = f"{path}[{index}]"
+            if not isinstance(tool, dict):
+                raise BadRequest(f"{at} must be of type object", param=at)
+            if isinstance(tool.get("tools"), list):
+                collect(tool["tools"], f"{at}.tools")
+            elif tool.get("type", "function") == "function":
+                found.append(_function(tool, at))
+
+    collect(take(body, TOOLS) or [], "tools")
+    return tuple(found)
+
+
+def _function(tool: Mapping[str, JSON], at: str) -> Mapping[str, JSON]:
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise BadRequest(f"{at}.function must be of type object", param=f"{at}.function")
+    name = function.get("name")
+    if not isinstance(name, str) or not name.strip():
+        path = f"{at}.function.name"
+        raise BadRequest(f"{path} must be a string that is not empty", param=path)
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        path = f"{at}.function.parameters"
+        raise BadRequest(f"{path} must be of type object", param=path)
+    if function.get("strict") is True:
+        path = f"{at}.function.strict"
+        raise BadRequest(f"{path}: enforced arguments are not supported yet", param=path)
+    return {"type": "function", "function": {**function, "parameters": parameters or {}}}

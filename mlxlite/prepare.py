@@ -10,38 +10,55 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from mlxlite.config import Settings
-from mlxlite.errors import TooLong
-from mlxlite.text.guides import StopGuide
-from mlxlite.text.messages import normalise_messages
-from mlxlite.text.template import ChatTemplate
+from mlxlite.errors import BadRequest, TooLong
+from mlxlite.text.channels import Thinking, thinking_of
+from mlxlite.text.guides import TextGuide, closing_ids
+from mlxlite.text.messages import normalise_messages, typed_tool_schemas
+from mlxlite.text.sink import Sink
+from mlxlite.text.template import ChatTemplate, open_think
 from mlxlite.text.tokenizer import Tokenizer
-from mlxlite.types import JSON, Ask, ModelFacts, RowSpec, Sampling
+from mlxlite.text.tools.families import route
+from mlxlite.types import JSON, Ask, ModelFacts, RowSpec, Sampling, Tone
 
 _COUNTER_STEP = 0x9E3779B9  # spec 10 section 5
 _DEFAULT_TEMPERATURE = 0.7  # spec 10 section 1.2
+_LONGEST_PRIMER = 64  # tokens; a longer one says that the renders differ inside a message
+
+# Models that answer without thinking unless asked (spec 10 section 1).
+_THINKING_OFF = ("minicpm5", "glm_moe_dsa")
+# What a template's depth variable knows, by the request's word (spec 10 section 1.1).
+_DEPTHS = {"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh"}
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready to run. spec: for the engine. stops: what the stream cuts at.
+    """A request ready to run. spec: for the engine. make_sink: for the stream.
 
     limit: most tokens to generate; 0 asks for an empty answer, which the engine is not bothered
     with.
     """
 
     spec: RowSpec
-    stops: tuple[str, ...]
+    make_sink: Callable[[], Sink]
     limit: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """ids: at least one. boundary: how many of them every later turn keeps (spec 10 section 8)."""
+
+    ids: list[int]
+    boundary: int
+    opens_thinking: bool
+
+
 class Preparation:
-    """tokenizer, template: of the model. facts: from the engine. defaults:
-    `generation_config.json`.
-    """
+    """tokenizer, template: of the model. facts: of the engine. defaults: generation_config.json."""
 
     def __init__(
         self,
@@ -62,39 +79,83 @@ class Preparation:
             if 0 <= value < math.inf  # NaN too: Python's JSON reads what JSON does not have
         }
         self._seeds = itertools.count(1)
+        self._primers: dict[tuple[Any, ...], int] = {}  # mode -> tokens of the generation primer
+        self._thinking = thinking_of(template.source, facts.model_type)
+        newlines = tokenizer.encode("\n", add_special_tokens=False)
+        self._xtc_special_ids = (*sorted(tokenizer.eos_ids), *newlines)
 
     def __call__(self, ask: Ask) -> Prepared:
         """Resolve a request. Raises BadRequest or TooLong; nothing has reached the engine then."""
-        ids = self.prompt_ids(ask)
-        room = self.facts.max_context - len(ids)
+        prompt = self.prompt(ask)
+        room = self.facts.max_context - len(prompt.ids)
         if room < 1:
             raise TooLong(
-                f"the prompt has {len(ids)} tokens, the context holds {self.facts.max_context} "
-                "with the answer; shorten the prompt",
+                f"the prompt has {len(prompt.ids)} tokens, the context holds "
+                f"{self.facts.max_context} with the answer; shorten the prompt",
                 param="messages" if ask.messages is not None else "prompt",
             )
         wanted = ask.max_tokens if ask.max_tokens is not None else self.settings.max_tokens
         limit = room if wanted is None else min(wanted, room)
-        guide = StopGuide(self.tokenizer, ask.stop) if ask.stop else None
+        make_sink = self._sink_maker(ask, prompt)
         spec = RowSpec(
-            prompt_ids=tuple(ids),
+            prompt_ids=tuple(prompt.ids),
             sampling=self.sampling(ask),
             max_tokens=max(limit, 1),
             eos_ids=self.tokenizer.eos_ids,
-            guide=guide,
+            guide=self._guide(ask, make_sink),
+            top_logprobs=ask.top_logprobs,
+            snapshot_at=prompt.boundary,
         )
-        return Prepared(spec, ask.stop, limit)
+        return Prepared(spec, make_sink, limit)
 
-    def prompt_ids(self, ask: Ask) -> list[int]:
-        """Token ids of the prompt (spec 10 section 7); at least one."""
-        if ask.messages is not None:
-            messages = normalise_messages(
-                list(ask.messages), knows_developer=self.template.knows_developer
-            )
-            text = self.template.render(messages, options=_template_options(ask))
-        else:
+    # ------------------------------------------------------------------------------- thinking
+
+    def thinks(self, ask: Ask) -> bool | None:
+        """Whether the model is to think; None leaves it to the template (spec 10 section 1)."""
+        if ask.enable_thinking is not None:
+            return ask.enable_thinking
+        if ask.thinking is not None:
+            return ask.thinking
+        if ask.reasoning_effort is not None:
+            return ask.reasoning_effort != "none"
+        if self.settings.thinking is not None:
+            return self.settings.thinking == "on"
+        return False if self.facts.model_type.startswith(_THINKING_OFF) else None
+
+    def template_options(self, ask: Ask) -> dict[str, JSON]:
+        """Variables for the template; what is undefined is not passed at all."""
+        options: dict[str, JSON] = {}
+        if (thinks := self.thinks(ask)) is not None:
+            options["enable_thinking"] = thinks
+        if ask.preserve_thinking is not None:
+            options["preserve_thinking"] = ask.preserve_thinking
+        effort = ask.reasoning_effort
+        if self.template.reads_reasoning_effort and effort not in (None, "none"):
+            # gpt-oss and its like take the request's own words; only some templates know xhigh.
+            knows_depths = "xhigh" in self.template.source
+            options["reasoning_effort"] = _DEPTHS[str(effort)] if knows_depths else effort
+        return options
+
+    # --------------------------------------------------------------------------------- prompt
+
+    def prompt(self, ask: Ask) -> _Prompt:
+        """Token ids of the prompt (spec 10 section 7)."""
+        if ask.messages is None:
             assert ask.prompt is not None
-            text = ask.prompt
+            ids = self._encoded(ask.prompt)
+            return _Prompt(ids, len(ids), False)
+        messages = normalise_messages(
+            list(ask.messages), knows_developer=self.template.knows_developer
+        )
+        tools = typed_tool_schemas(ask.tools) if ask.tools else None
+        options = self.template_options(ask)
+        text = self.template.render(messages, tools=tools, options=options)
+        ids = self._encoded(text)
+        mode = (bool(tools), *sorted(options.items()))
+        boundary = self._boundary(mode, messages, tools, options, ids)
+        return _Prompt(ids, boundary, open_think(text, messages))
+
+    def _encoded(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text)
         bos = self.tokenizer.bos_id
         if bos is not None and ids[:2] == [bos, bos]:
@@ -102,36 +163,129 @@ class Preparation:
         # A template may render nothing (no messages it cares for); a row needs one token to start.
         return ids or [bos if bos is not None else min(self.tokenizer.eos_ids, default=0)]
 
-    def sampling(self, ask: Ask) -> Sampling:
-        """Request, then server, then the model's generation config, then built-in (spec 10 section
-        2).
+    def _boundary(
+        self,
+        mode: tuple[Any, ...],
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, JSON],
+        ids: list[int],
+    ) -> int:
+        """How many prompt tokens every later turn keeps: all but the generation primer.
+
+        Found by rendering the conversation with an answer of one character. That costs a second
+        render, so the primer's length is remembered for the mode. A wrong boundary costs a cache
+        hit, never an answer.
         """
+        if (primer := self._primers.get(mode)) is not None:
+            return max(len(ids) - primer, 0)
+        try:
+            longer = [*messages, {"role": "assistant", "content": "x"}]
+            probe = self._encoded(
+                self.template.render(longer, tools=tools, options=options)  # type: ignore[arg-type]
+            )
+        except BadRequest:
+            return len(ids)
+        pairs = zip(ids, probe, strict=False)
+        common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if len(ids) - common <= _LONGEST_PRIMER:
+            self._primers[mode] = len(ids) - common
+        return common
+
+    # ------------------------------------------------------------------------------- sampling
+
+    def sampling(self, ask: Ask) -> Sampling:
+        """Request, then server, then the model's config, then built-in (spec 10 section 2)."""
         settings, model = self.settings, self._defaults
-        temperature = _first(
-            ask.temperature, settings.temperature, model.get("temperature"), _DEFAULT_TEMPERATURE
-        )
+        temperature = _first(ask.temperature, settings.temperature)
+        if temperature is None:
+            temperature = model.get("temperature", _DEFAULT_TEMPERATURE)
+            if self.thinks(ask) is False:
+                temperature = min(temperature, _DEFAULT_TEMPERATURE)
+        xtc = ask.xtc_probability or 0.0
+        for token, _ in ask.logit_bias:
+            if token >= self.facts.vocab_size:
+                raise BadRequest(
+                    f"logit_bias names token {token}; the vocabulary ends at "
+                    f"{self.facts.vocab_size - 1}",
+                    param="logit_bias",
+                )
         return Sampling(
             temperature=float(temperature),
-            top_p=float(_first(ask.top_p, settings.top_p, model.get("top_p"), 0.0)),
-            top_k=int(_first(ask.top_k, settings.top_k, model.get("top_k"), 0)),
-            min_p=float(_first(ask.min_p, 0.0)),
+            top_p=float(_first(ask.top_p, settings.top_p, model.get("top_p"), 0.0) or 0.0),
+            top_k=int(_first(ask.top_k, settings.top_k, model.get("top_k"), 0) or 0),
+            min_p=ask.min_p or 0.0,
             seed=(ask.seed if ask.seed is not None else self._fresh_seed()) & (2**64 - 1),
+            xtc_probability=xtc,
+            xtc_threshold=ask.xtc_threshold or 0.0,
+            xtc_special_ids=self._xtc_special_ids if xtc else (),
+            logit_bias=ask.logit_bias,
+            repetition_penalty=_first(ask.repetition_penalty, model.get("repetition_penalty"), 0.0)
+            or 0.0,
+            repetition_context=_window(ask.repetition_context_size),
+            presence_penalty=ask.presence_penalty or 0.0,
+            presence_context=_window(ask.presence_context_size),
+            frequency_penalty=ask.frequency_penalty or 0.0,
+            frequency_context=_window(ask.frequency_context_size),
+            tone=self._tone(ask),
         )
+
+    def _tone(self, ask: Ask) -> Tone | None:
+        """The tone curve, field by field: request, server, built-in (spec 20 section 6.1)."""
+        settings = self.settings
+        asked = ask.hlg.get("enabled")
+        if not (settings.hlg_sampling == "on" if asked is None else asked):
+            return None
+        server = Tone(
+            settings.hlg_width, settings.hlg_shoulder, settings.hlg_toe, settings.hlg_pivot_offset
+        )
+        names = ("width", "shoulder", "toe", "pivot_offset")
+        return replace(server, **{n: ask.hlg[n] for n in names if ask.hlg.get(n) is not None})
 
     def _fresh_seed(self) -> int:
         """Different for requests that arrive in the same millisecond (spec 10 section 5)."""
         counter = next(self._seeds) * _COUNTER_STEP
         return (counter ^ int(time.time() * 1000)) & 0xFFFFFFFF
 
+    # ------------------------------------------------------------------------------- way out
 
-def _template_options(ask: Ask) -> dict[str, bool]:
-    """The options that a template may read, where the client gave booleans (spec 10 section 1)."""
-    known = ("enable_thinking", "preserve_thinking")
-    return {
-        name: value for name in known if isinstance(value := ask.template_options.get(name), bool)
-    }
+    def _sink_maker(self, ask: Ask, prompt: _Prompt) -> Callable[[], Sink]:
+        """Sinks for this request: one for the stream, one more for a guide that must follow it."""
+        is_chat = ask.messages is not None  # raw text has no calls and no channels
+        tools = None
+        thinking: Thinking | None = None
+        if is_chat:
+            tools = route(self.template.source, self.facts.model_type, ask.tools)
+            thinking = self._thinking
+
+        def make() -> Sink:
+            return Sink(
+                self.tokenizer,
+                stops=ask.stop,
+                thinking=thinking,
+                starts_open=prompt.opens_thinking,
+                tools=tools,
+                most_calls=None if ask.parallel_tool_calls else 1,
+            )
+
+        return make
+
+    def _guide(self, ask: Ask, make_sink: Callable[[], Sink]) -> TextGuide | None:
+        """What must be decided on text between two steps, or None if nothing must (D24)."""
+        single_call = bool(ask.tools) and not ask.parallel_tool_calls
+        budget = ask.thinking_budget if self._thinking and ask.messages is not None else None
+        if not ask.stop and not single_call and budget is None:
+            return None
+        closing = closing_ids(self.tokenizer, self._thinking) if self._thinking else ()
+        return TextGuide(
+            make_sink(), single_call=single_call, budget_tokens=budget, closing=closing
+        )
 
 
-def _first(*values: float | None) -> float:
+def _first(*values: float | None) -> float | None:
     """The first value that is given."""
-    return next(value for value in values if value is not None)
+    return next((value for value in values if value is not None), None)
+
+
+def _window(size: int | None) -> int:
+    return 20 if size is None else size  # spec 10 section 2

@@ -59,8 +59,7 @@ class Service:
 
     async def run(self, prepared: Prepared, label: str) -> AsyncGenerator[Delta, None]:
         """Give a prepared request to the engine; its deltas. Raises Busy or EngineDown at once."""
-        preparation = await self.preparation()
-        pieces = deltas(self.engine, preparation.tokenizer, prepared, label)
+        pieces = deltas(self.engine, prepared, label)
         await anext(pieces)  # the engine took it
         return pieces
 

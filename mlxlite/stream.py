@@ -12,14 +12,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxlite.errors import EngineFault
 from mlxlite.prepare import Prepared
-from mlxlite.text.detokenizer import Detokenizer
-from mlxlite.text.stops import StopMatcher
-from mlxlite.text.tokenizer import Tokenizer
-from mlxlite.types import Delta, Done, Engine, Event, Finish, Usage
+from mlxlite.text.sink import Sink
+from mlxlite.types import CallPiece, Delta, Done, Engine, Event, Finish, TokenLogprob, Usage
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +26,14 @@ _FINISH = {Finish.EOS: "stop", Finish.GUIDE: "stop", Finish.LENGTH: "length"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer. finish: stop | length."""
+    """A whole answer. finish: stop | length | tool_calls. calls: whole, in order."""
 
     text: str
     finish: str
     usage: Usage
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Mailbox:
@@ -65,9 +66,7 @@ class Mailbox:
         return [self._events.popleft() for _ in range(len(self._events))]
 
 
-async def deltas(
-    engine: Engine, tokenizer: Tokenizer, prepared: Prepared, label: str
-) -> AsyncGenerator[Delta, None]:
+async def deltas(engine: Engine, prepared: Prepared, label: str) -> AsyncGenerator[Delta, None]:
     """Run a prepared request and yield what its client sees; the last delta has finish and usage.
 
     The first delta is empty and says that the engine took the row, so that a surface can wait for
@@ -77,60 +76,82 @@ async def deltas(
     Raises what the row ended with: EngineFault, EngineDown, Cancelled; Busy before anything ran.
     """
     if prepared.limit == 0:
-        usage = Usage(len(prepared.spec.prompt_ids), 0, 0, 0.0, 0.0, 0.0)
         yield Delta()
+        usage = Usage(len(prepared.spec.prompt_ids), 0, 0, 0, 0.0, 0.0, 0.0)
         yield Delta(finish="length", usage=usage)
         return
     mailbox = Mailbox(asyncio.get_running_loop())
     row_id = engine.submit(prepared.spec, mailbox.put)
-    detokenizer = Detokenizer(tokenizer)
-    matcher = StopMatcher(prepared.stops)
+    sink = prepared.make_sink()
     done: Done | None = None
-    stopped = False
-    text = ""
     try:
         yield Delta()
         while done is None:
-            text = ""
+            pieces: list[Delta] = []
+            logprobs: list[TokenLogprob] = []
             for event in await mailbox.take():
-                text += detokenizer.push(event.ids)
+                pieces += sink.push(event.ids)
+                logprobs += event.logprobs
                 done = event.done or done
             if done is not None and done.finish in _FINISH:
-                text += detokenizer.flush()
-            if stopped:
-                text = ""  # the guide ends the row at the same token; nothing should follow
-            elif prepared.stops:
-                text, stop = matcher.push(text)
-                stopped = stop is not None
-                if done is not None and not stopped:
-                    text += matcher.flush()
-            if done is None and text:
-                yield Delta(text=text)
+                pieces += sink.finish()
+            for piece in _with_logprobs(pieces, logprobs):
+                yield piece
     finally:
         if done is None:
             engine.cancel(row_id)
             log.info("%s: client left", label)
-    usage = _usage(done)
     _log_end(label, done)
     if done.finish not in _FINISH:
         raise done.error or EngineFault("the engine gave no reason")
-    yield Delta(text=text, finish="stop" if stopped else _FINISH[done.finish], usage=usage)
+    yield Delta(finish=_finish(done, sink), usage=_usage(done, sink))
+
+
+def _with_logprobs(pieces: list[Delta], logprobs: list[TokenLogprob]) -> list[Delta]:
+    """The pieces of a step with its log-probabilities on the first; alone if there is no piece."""
+    if not logprobs:
+        return pieces
+    first = pieces[0] if pieces else Delta()
+    return [replace(first, logprobs=tuple(logprobs)), *pieces[1:]]
+
+
+def _finish(done: Done, sink: Sink) -> str:
+    """Calls, then stops, then the limit (spec 30 section 1)."""
+    if sink.calls:
+        return "tool_calls"
+    return "stop" if sink.stopped is not None else _FINISH[done.finish]
 
 
 async def fold(pieces: AsyncIterator[Delta]) -> Answer:
     """The whole answer that a stream of deltas amounts to."""
     text: list[str] = []
+    reasoning: list[str] = []
+    calls: dict[int, CallPiece] = {}
+    logprobs: list[TokenLogprob] = []
     async for delta in pieces:
         text.append(delta.text)
+        reasoning.append(delta.reasoning)
+        logprobs += delta.logprobs
+        if (piece := delta.call) is not None:
+            before = calls[piece.index].arguments if piece.index in calls else ""
+            calls[piece.index] = replace(piece, arguments=before + piece.arguments)
         if delta.finish is not None and delta.usage is not None:
-            return Answer("".join(text), delta.finish, delta.usage)
+            return Answer(
+                text="".join(text),
+                reasoning="".join(reasoning),
+                calls=tuple(calls.values()),
+                logprobs=tuple(logprobs),
+                finish=delta.finish,
+                usage=delta.usage,
+            )
     raise EngineFault("the stream ended without a finish")
 
 
-def _usage(done: Done) -> Usage:
+def _usage(done: Done, sink: Sink) -> Usage:
     return Usage(
         prompt_tokens=done.prompt_tokens,
         completion_tokens=done.generated_tokens,
+        reasoning_tokens=sink.reasoning_tokens,
         cached_tokens=done.cached_tokens,
         queued_s=done.queued_s,
         prefill_s=done.prefill_s,

@@ -30,24 +30,55 @@ JSON = Any  # a value that json.loads can return
 class Ask:
     """One request, API-neutral. None means that the client said nothing (spec 10 section 2).
 
-    Exactly one of `messages` and `prompt` is given. `messages` hold OpenAI-shaped dictionaries.
+    Exactly one of `messages` and `prompt` is given. `messages` hold OpenAI-shaped dictionaries;
+    `tools` hold nested function tools, checked, none that is no function. Names are those of the
+    request fields (`fields.py`).
     """
 
     messages: tuple[Mapping[str, JSON], ...] | None = None
     prompt: str | None = None
+    stream: bool = False
+    include_usage: bool = False
     max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stream: bool = False
-    include_usage: bool = False
-    template_options: Mapping[str, JSON] = field(default_factory=dict)
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repetition_penalty: float | None = None
+    repetition_context_size: int | None = None
+    presence_penalty: float | None = None
+    presence_context_size: int | None = None
+    frequency_penalty: float | None = None
+    frequency_context_size: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    hlg: Mapping[str, JSON] = field(default_factory=dict)
+    top_logprobs: int | None = None  # None: no logprobs; 0: of the drawn tokens only
+
+    tools: tuple[Mapping[str, JSON], ...] = ()
+    parallel_tool_calls: bool = True
+    enable_thinking: bool | None = None  # chat_template_kwargs
+    preserve_thinking: bool | None = None
+    thinking: bool | None = None  # `thinking: {type}`
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = None  # tokens of reasoning after which it is closed by force
 
 
 # ---------------------------------------------------------------------------------------- Row
+
+
+@dataclass(frozen=True, slots=True)
+class Tone:
+    """The HLG tone curve (spec 20 section 6), in nats; defaults are the built-in ones."""
+
+    width: float = 4.0
+    shoulder: float = 4.0
+    toe: float = 6.0
+    pivot_offset: float = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +106,12 @@ class Sampling:
     presence_context: int = 20
     frequency_penalty: float = 0.0
     frequency_context: int = 20
-    tone: Any = None  # an engine.curves.Hlg, or None
-    transfer: Any = None  # an engine.curves.Transfer, or None
+    tone: Tone | None = None  # draw by this curve instead of the filters
+    transfer: tuple[tuple[float, float], ...] = ()  # points (x %, y %) of a drawn curve, likewise
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0 and self.transfer is None
+        return self.temperature == 0.0 and not self.transfer
 
     @property
     def penalises_repetition(self) -> bool:
@@ -134,6 +165,7 @@ class RowSpec:
     eos_ids: frozenset[int]
     guide: Guide | None = None
     top_logprobs: int | None = None  # None: no logprobs; 0: of the drawn token only; at most 20
+    snapshot_at: int = 0  # prompt tokens that every later turn keeps (spec 10 section 8)
 
 
 # -------------------------------------------------------------------------------------- Event
@@ -202,6 +234,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int
     cached_tokens: int
     queued_s: float
     prefill_s: float
@@ -226,12 +259,14 @@ class CallPiece:
 class Delta:
     """A piece of an answer: content, reasoning or a piece of a call, never two of them.
 
-    Only the last delta carries `finish` (stop | length | tool_calls) and `usage`.
+    logprobs belong to the tokens that came since the delta before. Only the last delta carries
+    `finish` (stop | length | tool_calls) and `usage`.
     """
 
     text: str = ""
     reasoning: str = ""
     call: CallPiece | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None
     usage: Usage | None = None
 

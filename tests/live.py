@@ -51,7 +51,7 @@ class LiveApp:
         self.error: Exception | None = None
         self.is_announced = threading.Event()
         self._loop_is_up = threading.Event()
-        self.worker = launch.start_engine(self.settings, library.describe(folder, folder.name))
+        self.worker = self._start_engine(folder)
         self.name = self.settings.served_name or folder.name
         self._thread = threading.Thread(target=self._run, args=(folder.name,))
         self._thread.start()
@@ -62,6 +62,9 @@ class LiveApp:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.address[1]}"
+
+    def _start_engine(self, folder: Path) -> Any:
+        return launch.start_engine(self.settings, library.describe(folder, folder.name))
 
     def _run(self, name: str) -> None:
         try:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mlxlite.engine.scheduler import ChunkSizer
-from mlxlite.text.guides import StopGuide
+from mlxlite.text.guides import TextGuide
 from mlxlite.types import Verdict
 from tests.live import (
     CHAT,
@@ -208,10 +208,10 @@ def test_queue_full(tiny_folder: Path) -> None:
 def faulty_guide(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guide that fails at its fifth token, for requests whose stop string is BOOM."""
 
-    class Faulty(StopGuide):
-        def __init__(self, tokenizer: Any, stops: Any) -> None:
-            super().__init__(tokenizer, stops)
-            self.is_faulty = "BOOM" in stops
+    class Faulty(TextGuide):
+        def __init__(self, sink: Any, **options: Any) -> None:
+            super().__init__(sink, **options)
+            self.is_faulty = any("BOOM" in each.stop for each in sink._stops._automata)
             self.seen = 0
 
         def observe(self, ids: Any) -> Verdict:
@@ -220,7 +220,7 @@ def faulty_guide(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise ZeroDivisionError("the guide is broken")
             return super().observe(ids)
 
-    monkeypatch.setattr("mlxlite.prepare.StopGuide", Faulty)
+    monkeypatch.setattr("mlxlite.prepare.TextGuide", Faulty)
 
 
 def broken_off(reply: Reply) -> dict[str, Any]:

@@ -25,19 +25,20 @@ TYPE_NAMES = {
     str: "string",
     list: "list",
     dict: "object",
+    object: "string or object",
 }
 # One value of each JSON type, and the kinds of field that take it.
 VALUES: dict[str, tuple[Any, ...]] = {
     "true": (bool,),
-    '"1"': (str,),
-    '""': (str,),
+    '"1"': (str, object),
+    '""': (str, object),
     "1": (int, float),
     "1.5": (float,),
     "1.0": (float,),
     "[1]": (list,),
     "[]": (list,),
-    '{"a": 1}': (dict,),
-    "{}": (dict,),
+    '{"a": 1}': (dict, object),
+    "{}": (dict, object),
 }
 OUTER = [field for field in fields.CHAT if field is not fields.MESSAGES]
 NUMBERS = [field for field in OUTER if field.kind in (int, float)]
@@ -95,7 +96,9 @@ def test_limits(field: fields.Field) -> None:
     if field.low is not None:
         for raw in (f"{field.low - 1:g}", "-1e30" if field.kind is float else "-" + "9" * 30):
             error = refusal(field.name, raw)
-            assert error.message == f"{field.name} must be at least {field.low:g}"
+            # -1 is how some clients say that they did not set it (spec 10 section 4).
+            low = 0 if field is fields.TOP_LOGPROBS else field.low
+            assert error.message == f"{field.name} must be at least {low:g}"
             assert error.param == field.name
         ask_with(field.name, f"{field.low:g}")
     if field.high is not None:
@@ -103,6 +106,33 @@ def test_limits(field: fields.Field) -> None:
             error = refusal(field.name, raw)
             assert error.message == f"{field.name} must be at most {field.high:g}"
         ask_with(field.name, f"{field.high:g}")
+
+
+def test_limits_of_the_spec() -> None:
+    """The ranges of spec 10 section 4, spelled out; D9: up to 20 log-probabilities."""
+    found = {f.name: (f.low, f.high) for f in NUMBERS}
+    assert found == {
+        "max_completion_tokens": (0, None),
+        "max_tokens": (0, None),
+        "temperature": (0, None),
+        "top_p": (0, 1),
+        "top_k": (0, None),
+        "min_p": (0, 1),
+        "seed": (None, None),
+        "xtc_probability": (0, 1),
+        "xtc_threshold": (0, 0.5),
+        "repetition_penalty": (0, None),
+        "repetition_context_size": (0, None),
+        "presence_penalty": (None, None),
+        "presence_context_size": (0, None),
+        "frequency_penalty": (None, None),
+        "frequency_context_size": (0, None),
+        "top_logprobs": (-1, 20),
+        "n": (1, None),
+        "max_thinking_tokens": (0, None),
+    }
+    assert refusal("xtc_threshold", "0.9").message == "xtc_threshold must be at most 0.5"
+    assert refusal("top_logprobs", "21").message == "top_logprobs must be at most 20"
 
 
 def test_huge_numbers() -> None:
@@ -148,8 +178,8 @@ def test_stream_options() -> None:
     assert ask_with("stream_options", '{"include_usage": true}').include_usage
     assert not ask_with("stream_options", '{"continuous_usage_stats": true}').include_usage
     error = refusal("stream_options", '{"include_usage": "yes"}')
-    assert error.message == "include_usage must be of type bool"
-    assert error.param == "include_usage"
+    assert error.message == "stream_options.include_usage must be of type bool"
+    assert error.param == "stream_options.include_usage"
 
 
 def test_max_completion_tokens_comes_first() -> None:
@@ -184,7 +214,8 @@ def test_stop(raw: str, stops: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("raw", "param"),
     [
-        ("1", "stop"),
+        ("5", "stop"),
+        ("1.5", "stop"),
         ("true", "stop"),
         ("{}", "stop"),
         ("[1]", "stop[0]"),
@@ -202,27 +233,24 @@ def test_wrong_stop(raw: str, param: str) -> None:
 PROMISES = [
     ("n", "2"),
     ("n", "9" * 30),
-    ("logprobs", "true"),
-    ("logprobs", "1"),
-    ("top_logprobs", "2"),
     ("response_format", '{"type": "json_object"}'),
     ("response_format", '{"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}'),
     ("response_format", '"text"'),
     ("tool_choice", '"required"'),
+    ("tool_choice", '"Auto"'),
+    ("tool_choice", '""'),
+    ("tool_choice", "{}"),
     ("tool_choice", '{"type": "function", "function": {"name": "f"}}'),
-    ("tools", '[{"type": "function", "function": {"name": "f"}}]'),
+    ("tool_choice", '{"type": "allowed_tools", "allowed_tools": {"mode": "required"}}'),
     ("functions", '[{"name": "f"}]'),
     ("guided_json", "{}"),
     ("guided_regex", '"a+"'),
     ("guided_choice", '["a"]'),
     ("guided_grammar", '"root ::= x"'),
     ("structured_outputs", '{"regex": "a"}'),
-    ("logit_bias", '{"1": 5}'),
-    ("frequency_penalty", "0.5"),
-    ("presence_penalty", "-1"),
-    ("repetition_penalty", "1.1"),
-    ("xtc_probability", "0.5"),
     ("adapter", '"mine"'),
+    ("adapter", '"a+b"'),
+    ("adapter", '""'),
     ("audio", '{"voice": "a"}'),
 ]
 HINTS = [
@@ -246,10 +274,10 @@ HINTS = [
     ("tools", "[]"),
     ("logprobs", "false"),
     ("top_logprobs", "0"),
-    ("logit_bias", "{}"),
-    ("frequency_penalty", "0"),
-    ("presence_penalty", "0.0"),
-    ("repetition_penalty", "1.0"),
+    ("adapter", '"none"'),
+    ("adapter", '"NONE"'),
+    ("functions", "[]"),
+    ("structured_outputs", "{}"),
     ("no_such_field", '[{"deep": [1, 2]}]'),
 ]
 
@@ -257,8 +285,13 @@ HINTS = [
 @pytest.mark.parametrize(("name", "raw"), PROMISES)
 def test_promises_are_refused(name: str, raw: str) -> None:
     error = refusal(name, raw)
-    assert error.param == name
-    assert error.message == f"{name} is not supported yet"
+    assert error.param == name and error.message.startswith(f"{name} ")
+    if name == "tool_choice":
+        assert "must be auto or none" in error.message
+    elif name == "adapter":
+        assert json.loads(raw) in error.message and "none is" in error.message
+    else:
+        assert "is not support" in error.message
 
 
 @pytest.mark.parametrize(("name", "raw"), HINTS)
@@ -266,6 +299,174 @@ def test_hints_are_accepted(name: str, raw: str) -> None:
     ask_with(name, raw)
 
 
-def test_tools_that_may_not_be_called_are_no_promise() -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    parse(json.dumps({"messages": MESSAGES, "tools": tools, "tool_choice": "none"}))
+# ------------------------------------------------------------------------------- logit bias
+
+
+@pytest.mark.parametrize(
+    ("raw", "pairs"),
+    [
+        ("{}", ()),
+        ('{"5": 100}', ((5, 100.0),)),
+        ('{"5": -100, "0": 0.5}', ((5, -100.0), (0, 0.5))),
+        ('{"511": 1e30}', ((511, 1e30),)),
+        ('{"007": 1}', ((7, 1.0),)),
+        ('{"123456789012345678": 1}', ((123456789012345678, 1.0),)),  # judged by the vocabulary
+    ],
+)
+def test_logit_bias(raw: str, pairs: Any) -> None:
+    assert ask_with("logit_bias", raw).logit_bias == pairs
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"": 1}',
+        '{"a": 1}',
+        '{"1.5": 1}',
+        '{"1.0": 1}',
+        '{"-1": 1}',
+        '{"+1": 1}',
+        '{" 1": 1}',
+        '{"1_0": 1}',
+        '{"\u0967": 1}',
+        '{"1e2": 1}',
+        '{"' + "9" * 5000 + '": 1}',
+        '{"5": "1"}',
+        '{"5": true}',
+        '{"5": null}',
+        '{"5": [1]}',
+        '{"5": 1e999}',
+        '{"5": -1e999}',
+        '{"5": 1e300}',
+        '{"5": ' + "9" * 400 + "}",
+    ],
+)
+def test_wrong_logit_bias(raw: str) -> None:
+    error = refusal("logit_bias", raw)
+    assert error.message == "logit_bias must be a dict of int to float"
+    assert error.param == "logit_bias"
+
+
+# ----------------------------------------------------------------------------------- logprobs
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": False, "top_logprobs": -1}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": -1}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+        ({"top_logprobs": 2}, 2),
+        ({"top_logprobs": 0}, None),
+    ],
+)
+def test_logprobs(body: dict[str, Any], count: int | None) -> None:
+    assert parse(json.dumps({"messages": MESSAGES, **body})).top_logprobs == count
+
+
+def test_top_logprobs_against_logprobs() -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(json.dumps({"messages": MESSAGES, "logprobs": False, "top_logprobs": 2}))
+    assert caught.value.param == "top_logprobs"
+
+
+# ----------------------------------------------------------------------------------------- hlg
+
+
+def test_hlg() -> None:
+    assert ask_with("hlg", "{}").hlg.get("enabled") is None
+    found = ask_with("hlg", '{"enabled": true, "width": 0, "toe": 100, "other": [1]}').hlg
+    assert (found["enabled"], found["width"], found["toe"]) == (True, 0, 100)
+    nulls = dict.fromkeys(("enabled", "width", "shoulder", "toe", "pivot_offset"))
+    assert ask_with("hlg", json.dumps(nulls)) == ask_with("hlg", "{}")
+
+
+@pytest.mark.parametrize("name", ["width", "shoulder", "toe", "pivot_offset"])
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        ("-0.5", "at least 0"),
+        ("100.5", "at most 100"),
+        ("1e999", "a finite number"),
+        ("-1e999", "a finite number"),
+        ("9" * 400, "at most 100"),
+        ('"4"', "of type number"),
+        ("true", "of type number"),
+        ("[4]", "of type number"),
+        ("{}", "of type number"),
+    ],
+)
+def test_wrong_hlg(name: str, raw: str, why: str) -> None:
+    error = refusal("hlg", f'{{"{name}": {raw}}}')
+    assert (error.message, error.param) == (f"hlg.{name} must be {why}", f"hlg.{name}")
+
+
+@pytest.mark.parametrize("raw", ["1", '"yes"', "[]", "{}", '""', "0"])
+def test_wrong_hlg_enabled(raw: str) -> None:
+    error = refusal("hlg", f'{{"enabled": {raw}}}')
+    assert error.message == "hlg.enabled must be of type bool"
+    assert error.param == "hlg.enabled"
+
+
+# ------------------------------------------------------------------------------------ thinking
+
+
+@pytest.mark.parametrize(
+    ("body", "thinks", "budget"),
+    [
+        ({}, None, None),
+        ({"thinking": {}}, None, None),
+        ({"thinking": {"type": "enabled"}}, True, None),
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"thinking": {"type": "adaptive", "display": "full"}}, None, None),
+        ({"thinking": {"type": None, "budget_tokens": None}}, None, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, True, 1024),
+        ({"thinking": {"budget_tokens": 0}}, None, 0),
+        ({"max_thinking_tokens": 7}, None, 7),
+        ({"max_thinking_tokens": 0, "thinking": {"budget_tokens": 5}}, None, 0),
+        ({"max_thinking_tokens": None, "thinking": {"budget_tokens": 5}}, None, 5),
+        # A budget above max_tokens is normal (clients.md, Requests 6).
+        ({"max_tokens": 5, "thinking": {"budget_tokens": 10**30}}, None, 10**30),
+    ],
+)
+def test_thinking(body: dict[str, Any], thinks: bool | None, budget: int | None) -> None:
+    ask = parse(json.dumps({"messages": MESSAGES, **body}))
+    assert (ask.thinking, ask.thinking_budget) == (thinks, budget)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ('{"budget_tokens": "5"}', "thinking.budget_tokens must be of type int"),
+        ('{"budget_tokens": 1.5}', "thinking.budget_tokens must be of type int"),
+        ('{"budget_tokens": [5]}', "thinking.budget_tokens must be of type int"),
+        ('{"budget_tokens": true}', "thinking.budget_tokens must be of type int"),
+        ('{"budget_tokens": -1}', "thinking.budget_tokens must be at least 0"),
+        ('{"type": 5}', "thinking.type must be of type string"),
+        ('{"type": ["enabled"]}', "thinking.type must be of type string"),
+        ('{"type": true}', "thinking.type must be of type string"),
+    ],
+)
+def test_wrong_thinking(raw: str, message: str) -> None:
+    error = refusal("thinking", raw)
+    assert error.message == message and error.param == message.split()[0]
+
+
+@pytest.mark.parametrize("raw", ['"hgih"', '""', '"HIGH"', '"max"', '"none "'])
+def test_a_typing_slip_does_not_switch_thinking_on(raw: str) -> None:
+    error = refusal("reasoning_effort", raw)
+    assert error.param == "reasoning_effort"
+    assert error.message.endswith("must be one of none, minimal, low, medium, high, xhigh")
+
+
+def test_template_options() -> None:
+    """Real booleans only; other keys and other types are ignored (spec 10 section 1)."""
+    ask = ask_with("chat_template_kwargs", '{"enable_thinking": false, "preserve_thinking": true}')
+    assert (ask.enable_thinking, ask.preserve_thinking) == (False, True)
+    for junk in ('"true"', "1", "0", "null", "[]", "{}"):
+        raw = f'{{"enable_thinking": {junk}, "preserve_thinking": {junk}, "other": {junk}}}'
+        assert ask_with("chat_template_kwargs", raw) == ask_with("chat_template_kwargs", "{}")

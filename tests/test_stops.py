@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mlxlite.errors import BadRequest
-from mlxlite.text.guides import StopGuide
+from mlxlite.text.guides import TextGuide
+from mlxlite.text.sink import Sink
 from mlxlite.text.stops import MAX_STOP_CHARS, MAX_STOPS, StopMatcher, normalise_stops
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.types import Guide, Verdict
@@ -167,38 +168,35 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(made.byte_level())
 
 
+def stop_guide(tokenizer: Tokenizer, stops: list[str]) -> TextGuide:
+    return TextGuide(Sink(tokenizer, stops=stops))
+
+
 def test_the_guide_stops_at_the_id_that_completes(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello world\nUser: go on")
     end = next(
         n for n in range(len(ids) + 1) if "\nUser:" in tokenizer.decode(ids[:n])
     )  # the oracle
-    guide: Guide = StopGuide(tokenizer, ["\nUser:"])
+    guide: Guide = stop_guide(tokenizer, ["\nUser:"])
     assert not guide.may_steer
     assert guide.observe(ids) == Verdict(keep=end, stop=True)
 
-    guide = StopGuide(tokenizer, ["\nUser:"])
+    guide = stop_guide(tokenizer, ["\nUser:"])
     verdicts = [guide.observe([token_id]) for token_id in ids[:end]]
     assert verdicts == [Verdict(keep=1)] * (end - 1) + [Verdict(keep=1, stop=True)]
 
 
 def test_the_guide_lets_all_pass_without_a_match(tokenizer: Tokenizer) -> None:
-    guide = StopGuide(tokenizer, ["never"])
+    guide = stop_guide(tokenizer, ["never"])
     assert guide.observe([]) == Verdict(keep=0)
     assert guide.observe(tokenizer.encode("nev er")) == Verdict(
         keep=len(tokenizer.encode("nev er"))
     )
 
 
-def test_the_guide_sees_special_tokens_only_if_the_answer_shows_them(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("<|im_start|>")
-    assert StopGuide(tokenizer, ["im_start"]).observe(ids) == Verdict(keep=1)
-    kept = StopGuide(tokenizer, ["im_start"], keep_special=True)
-    assert kept.observe(ids) == Verdict(keep=1, stop=True)
-
-
 def test_a_stop_of_split_characters(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a한국b")
-    verdict = StopGuide(tokenizer, ["한국"]).observe(ids)
+    verdict = stop_guide(tokenizer, ["한국"]).observe(ids)
     assert verdict.stop
     assert tokenizer.decode(ids[: verdict.keep]).endswith("한국")
 
@@ -208,7 +206,7 @@ def test_guide_and_renderer_agree(tokenizer: Tokenizer) -> None:
     for _ in range(300):
         ids = rng.choices(range(tokenizer.vocab_size), k=20)
         stops = [tokenizer.decode(rng.choices(ids, k=2))[:3] for _ in range(2)]
-        guide = StopGuide(tokenizer, stops)
+        guide = stop_guide(tokenizer, stops)
         verdict = guide.observe(ids)
         shown, found = run(stops, [tokenizer.decode(ids[: verdict.keep])])
         assert verdict.stop is (found is not None) or "\ufffd" in "".join(stops)

@@ -1,16 +1,15 @@
 """stream: what the engine produced, in any portions, becomes the same text, plain or streamed.
 
-The engine is a script here: it delivers given ids in given portions from a thread of its own and
-asks the row's guide like the real one. The oracle for text is one decode of all ids, cut at the
-first stop string.
+The engine is a script here (`scripted.py`). The oracle for text is one decode of all ids, cut at
+the first stop string; for calls and reasoning, the same ids in one portion.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,85 +17,66 @@ import pytest
 from mlxlite.errors import Busy, Cancelled, EngineDown, EngineFault, MlxliteError
 from mlxlite.prepare import Prepared
 from mlxlite.stream import Answer, deltas, fold
-from mlxlite.text.guides import StopGuide
-from mlxlite.text.tokenizer import Tokenizer
-from mlxlite.types import Delta, Done, Event, Finish, RowSpec, Sampling, Sink
-from tests import tiny
+from mlxlite.text.channels import THINK_TAGS
+from mlxlite.text.guides import TextGuide
+from mlxlite.text.sink import Sink
+from mlxlite.text.tools.families import route
+from mlxlite.types import CallPiece, Delta, Event, Finish, RowSpec, Sampling
+from tests.scripted import TOKENIZER, ScriptedEngine
 
-TOKENIZER = Tokenizer(tiny.make_tokenizer(), eos_ids=[0, 2])
 PROMPT_TOKENS = 5
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 
 
-class ScriptedEngine:
-    """Delivers `portions` of ids, then the end; asks the guide before each id."""
+def prepared(
+    stops: tuple[str, ...] = (), limit: int = 1000, top_logprobs: int | None = None
+) -> Prepared:
+    def make_sink() -> Sink:
+        return Sink(TOKENIZER, stops=stops)
 
-    def __init__(
-        self,
-        portions: Sequence[Sequence[int]],
-        finish: Finish = Finish.EOS,
-        error: MlxliteError | None = None,
-        end_apart: bool = False,
-        is_endless: bool = False,
-    ) -> None:
-        self.portions = portions
-        self.finish = finish
-        self.error = error
-        self.end_apart = end_apart
-        self.is_endless = is_endless
-        self.cancelled: list[int] = []
-        self.submitted = 0
-        self.threads: list[threading.Thread] = []
-
-    def submit(self, spec: RowSpec, sink: Sink) -> int:
-        self.submitted += 1
-        thread = threading.Thread(target=self._deliver, args=(spec, sink))
-        self.threads.append(thread)
-        thread.start()
-        return 41
-
-    def cancel(self, row_id: int) -> None:
-        self.cancelled.append(row_id)
-
-    def _deliver(self, spec: RowSpec, sink: Sink) -> None:
-        finish, sent = self.finish, 0
-        for n, portion in enumerate(self.portions):
-            ids: tuple[int, ...] = ()
-            for token in portion:
-                ids += (token,)
-                sent += 1
-                if spec.guide is not None and spec.guide.observe((token,)).stop:
-                    finish = Finish.GUIDE
-                    break
-            is_last = n == len(self.portions) - 1 or finish is Finish.GUIDE
-            if is_last and not self.end_apart and not self.is_endless:
-                sink(Event(ids, self._done(finish, sent)))
-                return
-            sink(Event(ids))
-            if is_last:
-                break
-        if not self.is_endless:
-            sink(Event(done=self._done(finish, sent)))
-
-    def _done(self, finish: Finish, sent: int) -> Done:
-        return Done(finish, PROMPT_TOKENS, 2, sent, 0.1, 0.2, 0.3, self.error)
+    guide = TextGuide(make_sink()) if stops else None
+    return asked(make_sink, guide, limit, top_logprobs)
 
 
-def prepared(stops: tuple[str, ...] = (), limit: int = 100) -> Prepared:
-    guide = StopGuide(TOKENIZER, stops) if stops else None
-    spec = RowSpec((1,) * PROMPT_TOKENS, Sampling(), limit or 1, frozenset({0, 2}), guide)
-    return Prepared(spec, stops, limit)
+def with_markup(
+    single_call: bool = False, budget: int | None = None, limit: int = 1000, **how: Any
+) -> Prepared:
+    """A request with a tool and think tags."""
+
+    def make_sink() -> Sink:
+        tools = route("<tool_call>", "", TOOLS)
+        most = 1 if single_call else None
+        return Sink(TOKENIZER, thinking=THINK_TAGS, tools=tools, most_calls=most, **how)
+
+    closing = TOKENIZER.encode(THINK_TAGS.closing, add_special_tokens=False)
+    guide = TextGuide(make_sink(), single_call=single_call, budget_tokens=budget, closing=closing)
+    return asked(make_sink, guide, limit, 2)
+
+
+def asked(
+    make_sink: Any, guide: TextGuide | None, limit: int, top_logprobs: int | None
+) -> Prepared:
+    spec = RowSpec(
+        prompt_ids=(1,) * PROMPT_TOKENS,
+        sampling=Sampling(),
+        max_tokens=limit or 1,
+        eos_ids=frozenset({0, 2}),
+        guide=guide,
+        top_logprobs=top_logprobs,
+    )
+    return Prepared(spec, make_sink, limit)
 
 
 def collect(engine: Any, request: Prepared) -> list[Delta]:
     async def run() -> list[Delta]:
-        return [delta async for delta in deltas(engine, TOKENIZER, request, "test")]
+        return [delta async for delta in deltas(engine, request, "test")]
 
     return asyncio.run(run())
 
 
 def folded(engine: Any, request: Prepared) -> Answer:
     async def run() -> Answer:
-        return await fold(deltas(engine, TOKENIZER, request, "test"))
+        return await fold(deltas(engine, request, "test"))
 
     return asyncio.run(run())
 
@@ -154,7 +134,7 @@ def test_streamed_is_plain_is_decoded(round_: int) -> None:
     assert answer.text == text
     assert answer.finish == streamed[-1].finish == "stop"
     if not is_stopped:
-        assert answer.usage.completion_tokens == len(ids)
+        assert answer.usage.completion_tokens == len(ids) + 1  # the end is a token
 
 
 @pytest.mark.parametrize("stop", ["\nUser:", "User", "\n", "r: h", "hi\nUser"])
@@ -202,7 +182,7 @@ def test_nothing_asked_for() -> None:
     answer = folded(engine, prepared(limit=0))
     assert (answer.text, answer.finish, answer.usage.completion_tokens) == ("", "length", 0)
     assert answer.usage.prompt_tokens == PROMPT_TOKENS
-    assert engine.submitted == 0
+    assert engine.specs == []
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -210,7 +190,7 @@ def test_closing_early_cancels(steps: int) -> None:
     engine = ScriptedEngine([TOKENIZER.encode("hello world")], is_endless=True)
 
     async def run() -> None:
-        pieces = deltas(engine, TOKENIZER, prepared(), "test")  # type: ignore[arg-type]
+        pieces = deltas(engine, prepared(), "test")  # type: ignore[arg-type]
         for _ in range(steps):
             await anext(pieces)
         await pieces.aclose()
@@ -223,7 +203,7 @@ def test_cancelling_a_waiting_reader_cancels() -> None:
     engine = ScriptedEngine([()], is_endless=True)
 
     async def run() -> None:
-        pieces = deltas(engine, TOKENIZER, prepared(), "test")  # type: ignore[arg-type]
+        pieces = deltas(engine, prepared(), "test")  # type: ignore[arg-type]
         await anext(pieces)
         task = asyncio.ensure_future(fold(pieces))
         await asyncio.sleep(0)
@@ -256,7 +236,7 @@ def test_errors(finish: Finish, error: MlxliteError) -> None:
     sent: list[str] = []
 
     async def run() -> None:
-        async for delta in deltas(engine, TOKENIZER, prepared(), "test"):  # type: ignore[arg-type]
+        async for delta in deltas(engine, prepared(), "test"):  # type: ignore[arg-type]
             assert delta.finish is None
             sent.append(delta.text)
 
@@ -276,11 +256,11 @@ def test_an_error_without_a_reason_is_still_one() -> None:
 
 def test_a_refusal_comes_before_anything() -> None:
     class Full(ScriptedEngine):
-        def submit(self, spec: RowSpec, sink: Sink) -> int:
+        def submit(self, spec: RowSpec, sink: Callable[[Event], None]) -> int:
             raise Busy("admission queue is full")
 
     async def run() -> None:
-        await anext(deltas(Full([]), TOKENIZER, prepared(), "test"))  # type: ignore[arg-type]
+        await anext(deltas(Full([]), prepared(), "test"))  # type: ignore[arg-type]
 
     with pytest.raises(Busy):
         asyncio.run(run())
@@ -302,8 +282,144 @@ def test_many_at_once() -> None:
         engines = [ScriptedEngine([(i,) for i in TOKENIZER.encode(text)]) for text in texts]
         return list(
             await asyncio.gather(
-                *(fold(deltas(each, TOKENIZER, prepared(), "t")) for each in engines)  # type: ignore[arg-type]
+                *(fold(deltas(each, prepared(), "t")) for each in engines)  # type: ignore[arg-type]
             )
         )
 
     assert [answer.text for answer in asyncio.run(run())] == texts
+
+
+# ----------------------------------------------------------------- calls, reasoning, logprobs
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": [1, {"b": "}"}], "c": "x"}}</tool_call>'
+BAD = '<tool_call>{"name": "sub", "arguments": {}}</tool_call>'
+MARKED = [
+    CALL,
+    f"<think>hm</think>One moment.{CALL}\n{CALL}",
+    f"<think>hm</think>{BAD} and {CALL} more",
+    "<think>never closed",
+    f"{CALL[:30]}",
+    "\U0001f642<think>\U0001f642</think>\n\n\U0001f642",
+]
+
+
+def shape(answer: Answer) -> tuple[Any, ...]:
+    """All of an answer but the ids of its calls, which are drawn."""
+    calls = [(call.index, call.name, call.arguments) for call in answer.calls]
+    return answer.text, answer.reasoning, calls, answer.finish, answer.logprobs, answer.usage
+
+
+@pytest.mark.parametrize("text", MARKED)
+def test_portions_do_not_matter(text: str) -> None:
+    ids = TOKENIZER.encode(text)
+    whole = folded(ScriptedEngine([ids]), with_markup())
+    for round_ in range(12):
+        engine = ScriptedEngine(cut(random.Random(round_), ids), end_apart=bool(round_ % 2))
+        assert shape(folded(engine, with_markup())) == shape(whole)
+    assert [entry.id for entry in whole.logprobs] == ids
+
+
+def test_calls() -> None:
+    """Each delta has one kind; the pieces of a call share index, id and name (F12, F14)."""
+    streamed = collect(ScriptedEngine([(i,) for i in TOKENIZER.encode(MARKED[1])]), with_markup())
+    pieces = [delta.call for delta in streamed if delta.call is not None]
+    assert all(bool(d.text) + bool(d.reasoning) + (d.call is not None) <= 1 for d in streamed)
+    assert [piece.index for piece in pieces] == sorted(piece.index for piece in pieces)
+    by_index = [[p for p in pieces if p.index == n] for n in range(2)]
+    ids = set()
+    for call in by_index:
+        assert {(p.id, p.name) for p in call} == {(call[0].id, "add")}
+        ids.add(call[0].id)
+        assert len(call) > 1, "arguments come in fragments"
+        assert json.loads("".join(p.arguments for p in call)) == {"a": [1, {"b": "}"}], "c": "x"}
+    assert len(ids) == 2
+    assert "".join(d.text for d in streamed) == "One moment."
+    assert "".join(d.reasoning for d in streamed) == "hm"
+    assert [d.finish for d in streamed if d.finish] == ["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "finish"),
+    [
+        (CALL, Finish.EOS, "tool_calls"),
+        (CALL, Finish.LENGTH, "tool_calls"),
+        (CALL + " and", Finish.LENGTH, "tool_calls"),
+        (BAD, Finish.EOS, "stop"),
+        (BAD, Finish.LENGTH, "length"),
+        ("fine", Finish.EOS, "stop"),
+        ("fine", Finish.LENGTH, "length"),
+    ],
+)
+def test_finish(text: str, end: Finish, finish: str) -> None:
+    """Calls, then stops, then the limit (spec 30 section 1; F11)."""
+    engine = ScriptedEngine([TOKENIZER.encode(text)], end)
+    answer = folded(engine, with_markup())
+    assert answer.finish == finish and bool(answer.calls) == (finish == "tool_calls")
+
+
+def test_a_stop_found_only_at_the_end_is_a_stop() -> None:
+    """Text that was held for a call's markup, then turns out to hold the stop string."""
+    text = '<tool_call>{"name": "sub'
+    engine = ScriptedEngine([TOKENIZER.encode(text)], Finish.LENGTH)
+    answer = folded(engine, with_markup(stops=("sub",)))
+    assert (answer.text, answer.finish) == ('<tool_call>{"name": "', "stop")
+
+
+def test_one_call_only() -> None:
+    engine = ScriptedEngine([(i,) for i in TOKENIZER.encode(CALL + CALL)])
+    answer = folded(engine, with_markup(single_call=True))
+    assert len(answer.calls) == 1 and answer.finish == "tool_calls"
+    assert json.loads(answer.calls[0].arguments)["c"] == "x"
+    assert answer.usage.completion_tokens <= len(TOKENIZER.encode(CALL))  # it ended there
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3, 10**30])
+def test_thinking_budget(budget: int) -> None:
+    """The block is closed by force, and the forced ids are part of the answer (D10)."""
+    engine = ScriptedEngine([(i,) for i in TOKENIZER.encode("<think>hello world again, so")])
+    answer = folded(engine, with_markup(budget=budget))
+    if budget == 10**30:
+        assert (answer.text, answer.reasoning) == ("", "hello world again, so")
+        return
+    assert answer.reasoning.endswith("\n") and len(answer.reasoning) < 20
+    assert answer.text.startswith("\n\n") and answer.text.endswith("so")
+    assert answer.reasoning[:-1] + answer.text[2:] == "hello world again, so"
+    assert answer.usage.reasoning_tokens < answer.usage.completion_tokens
+
+
+@pytest.mark.parametrize("top", [None, 0, 3])
+def test_logprobs_are_all_there(top: int | None) -> None:
+    """One an id, in order, however the text was held back; on no delta if nobody asked."""
+    ids = TOKENIZER.encode("\U0001f642 say hello\nUser")
+    engine = ScriptedEngine([(i,) for i in ids])
+    streamed = collect(engine, prepared(("\nUser:",), top_logprobs=top))
+    entries = [entry for delta in streamed for entry in delta.logprobs]
+    if top is None:
+        assert entries == []
+    else:
+        assert [entry.id for entry in entries] == ids
+        assert [entry.logprob for entry in entries] == [-n / 8 for n in range(len(ids))]
+        assert {len(entry.top) for entry in entries} == {top}
+        assert streamed[-1].logprobs == ()
+    engine = ScriptedEngine([ids])
+    answer = folded(engine, prepared(("\nUser:",), top_logprobs=top))
+    assert list(answer.logprobs) == entries
+
+
+def test_logprobs_of_an_end_that_comes_alone() -> None:
+    engine = ScriptedEngine([(5,), (6,)], Finish.LENGTH, end_apart=True)
+    assert len(folded(engine, prepared(top_logprobs=1)).logprobs) == 2
+
+
+def test_fold_joins_the_pieces_of_each_call() -> None:
+    usage = folded(ScriptedEngine(), prepared()).usage
+
+    async def pieces() -> Any:
+        for call in (("a", "f", "{"), ("a", "f", "}"), ("b", "g", "{}")):
+            yield Delta(call=CallPiece("ab".index(call[0]), *call))
+        yield Delta(finish="tool_calls", usage=usage)
+
+    async def run() -> Answer:
+        return await fold(pieces())
+
+    assert asyncio.run(run()).calls == (CallPiece(0, "a", "f", "{}"), CallPiece(1, "b", "g", "{}"))

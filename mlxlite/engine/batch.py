@@ -153,15 +153,25 @@ class Batch:
             logits.append(self._model(token, cache=row.cache)[:, -1, :])
         return logits[0] if len(logits) == 1 else mx.concatenate(logits, axis=0)
 
-    def _draw(self, logits: mx.array, rows: list[Row]) -> Drawn:
-        """Penalties, masks, then one token a row; what guides force takes its place."""
-        ids = [row.id for row in rows]
-        if self._recipe is None or ids != self._recipe_ids:
-            self._recipe, self._recipe_ids = sample.recipe(rows, self.vocab_size), ids
+    def _draw(self, logits: mx.array, rows: list[Row], corrected: Drawn | None = None) -> Drawn:
+        """Penalties, masks, then one token a row; what guides force takes its place.
+
+        corrected: a draw of which the single row is drawn again. That is done by sorting, as one
+        more token in doubt could not be told to a draw whose other rows were all certain.
+        """
+        candidates: int | None = None
+        if corrected is None:
+            ids = [row.id for row in rows]
+            if self._recipe is None or ids != self._recipe_ids:
+                self._recipe, self._recipe_ids = sample.recipe(rows, self.vocab_size), ids
+            how = self._recipe
+            if all(_can_retract(row) for row in rows):
+                candidates = self._candidates
+        else:
+            how = sample.recipe(rows, self.vocab_size)
         logits = sample.masked(_penalised(logits, rows), rows)
-        candidates = self._candidates if all(_can_retract(row) for row in rows) else None
         row_keys = sample.keys(rows)
-        token_ids, is_certain = sample.draw(logits, self._recipe, row_keys, candidates)
+        token_ids, is_certain = sample.draw(logits, how, row_keys, candidates)
         if any(row.forced for row in rows):
             is_forced = mx.array([bool(row.forced) for row in rows])
             wanted = [row.forced.popleft() if row.forced else 0 for row in rows]
@@ -170,7 +180,7 @@ class Batch:
         drawn = Drawn(rows, token_ids, is_certain)
         if is_certain is not None:
             drawn.keys, drawn.logits = row_keys, logits
-        if (most := most_logprobs(rows)) is not None:
+        if (most := most_logprobs(corrected.rows if corrected else rows)) is not None:
             add_logprobs(drawn, logits, most)
         for row in rows:
             row.sampled += 1
@@ -205,9 +215,7 @@ class Batch:
         again = self._forward(mx.array([token], dtype=mx.uint32), [row])
         if new is not None:
             row.sampled -= 1
-            recipe = self._recipe, self._recipe_ids
-            new.replace(place, self._draw(again, [row]))
-            self._recipe, self._recipe_ids = recipe
+            new.replace(place, self._draw(again, [row], corrected=new))
             mx.async_eval(*new.arrays, *_row_arrays([row]))
             return logits
         return mx.concatenate([logits[:place], again, logits[place + 1 :]], axis=0)
@@ -220,7 +228,7 @@ class Batch:
         elif self._candidates > _FEWEST_CANDIDATES:
             self._since_short += 1
             if self._since_short >= _RELAX_AFTER:
-                self._candidates //= 4
+                self._candidates = max(self._candidates // 4, _FEWEST_CANDIDATES)
                 self._since_short = 0
 
     def _new_cache(self) -> list[Any]:
@@ -277,8 +285,9 @@ def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 
 
 # Caches that can always drop their newest token. A window that has wrapped and a recurrent state
-# cannot, so rows of such models are drawn by sorting at once.
-_ALWAYS_TRIMMABLE = frozenset({"KVCache", "ConcatenateKVCache", "QuantizedKVCache"})
+# cannot, and ConcatenateKVCache says that it can and does not (mlx-lm 0.32.2), so rows of such
+# models are drawn by sorting at once.
+_ALWAYS_TRIMMABLE = frozenset({"KVCache", "QuantizedKVCache"})
 
 
 def _can_retract(row: Row) -> bool:

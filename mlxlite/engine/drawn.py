@@ -9,6 +9,7 @@ Runs on the engine thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,8 +68,10 @@ class Drawn:
             if count is None:
                 found.append(None)
             else:
-                best = tuple(zip(tops[i][:count], values[i][:count], strict=True))
-                found.append(TokenLogprob(ids[i], chosen[i], best))
+                best = zip(tops[i][:count], values[i][:count], strict=True)
+                # What a mask forbids is no candidate; and its id may be of the padding in `top`.
+                possible = tuple((token, value) for token, value in best if value > -math.inf)
+                found.append(TokenLogprob(ids[i], chosen[i], possible))
         return found
 
     def replace(self, index: int, other: Drawn) -> None:

@@ -70,7 +70,7 @@ def recipe(rows: Sequence[Row], vocab_size: int) -> Recipe:
         return Recipe(None)
 
     def is_chain(s: Sampling) -> bool:  # a curve takes the place of all filters
-        return not s.is_greedy and s.tone is None and s.transfer is None
+        return not s.is_greedy and s.tone is None and not s.transfer
 
     def column(value: Callable[[Sampling], float], dtype: mx.Dtype = mx.float32) -> mx.array:
         return mx.array([value(s) for s in samplings], dtype=dtype)[:, None]
@@ -85,8 +85,7 @@ def recipe(rows: Sequence[Row], vocab_size: int) -> Recipe:
         return is_chain(s) and 0 < s.top_k < vocab_size
 
     temperatures = tuple(
-        1.0 if s.transfer is not None else min(max(s.temperature, _COLDEST), _HOTTEST)
-        for s in samplings
+        1.0 if s.transfer else min(max(s.temperature, _COLDEST), _HOTTEST) for s in samplings
     )
     xtc = None
     if any_row(lambda s: s.xtc_probability > 0):
@@ -113,13 +112,24 @@ def recipe(rows: Sequence[Row], vocab_size: int) -> Recipe:
         if any_row(has_k)
         else None,
         largest_k=max((s.top_k for s in samplings if has_k(s)), default=0),
-        tones=tuple(None if s.is_greedy or s.transfer else s.tone for s in samplings)
-        if any(s.tone for s in samplings)
-        else None,
-        transfers=tuple(s.transfer for s in samplings)
+        tones=tuple(_tone(s) for s in samplings) if any(s.tone for s in samplings) else None,
+        transfers=tuple(_transfer(s) for s in samplings)
         if any(s.transfer for s in samplings)
         else None,
     )
+
+
+def _tone(sampling: Sampling) -> curves.Hlg | None:
+    tone = sampling.tone
+    if tone is None or sampling.is_greedy or sampling.transfer:
+        return None  # a curve cannot move the argmax, and a drawn curve goes first
+    return curves.Hlg(
+        width=tone.width, shoulder=tone.shoulder, toe=tone.toe, pivot_offset=tone.pivot_offset
+    )
+
+
+def _transfer(sampling: Sampling) -> curves.Transfer | None:
+    return curves.Transfer(points=sampling.transfer) if sampling.transfer else None
 
 
 def _spared(ids: Sequence[int], vocab_size: int) -> mx.array:
@@ -209,20 +219,10 @@ def _filtered(
             if floor is not None:  # min-p cuts within the candidates anyway
                 is_certain = is_certain | (floor >= ordered[:, -1:])
         floor = edge if floor is None else mx.maximum(floor, edge)
-    if how.xtc is not None and floor is not None:
-        ordered = _ordered(logprobs, count) if ordered is None else ordered
-        inside = mx.where(ordered >= floor, ordered, -mx.inf)
-        is_open = floor == -mx.inf  # nothing is filtered yet
-        total = mx.where(is_open, 0.0, mx.logsumexp(inside, axis=-1, keepdims=True))
-        if count is not None:
-            sees_all = ~how.xtc.is_on | is_open | (floor >= ordered[:, -1:])
-            is_certain = sees_all if is_certain is None else is_certain & sees_all
-    else:
-        total = mx.zeros((1, 1))
     if floor is not None:
         logprobs = mx.where(logprobs >= floor, logprobs, -mx.inf)
     if how.xtc is not None:
-        logprobs = _without_top_choices(logprobs, how.xtc, row_keys, total)
+        logprobs = _without_top_choices(logprobs, how.xtc, row_keys)
         ordered = None  # the order has changed
     if how.top_k is not None:
         # What is out already is minus infinity and at the end of the order: the edge is the same.
@@ -235,15 +235,14 @@ def _filtered(
     return logprobs, is_certain
 
 
-def _without_top_choices(
-    logprobs: mx.array, xtc: Xtc, row_keys: mx.array, total: mx.array
-) -> mx.array:
+def _without_top_choices(logprobs: mx.array, xtc: Xtc, row_keys: mx.array) -> mx.array:
     """XTC (spec 20 section 4): drop all tokens above the threshold but the least likely of them.
 
-    total: (B, 1) logarithm of the mass that the filters left; the threshold is a share of it.
+    The threshold is a share of what the filters left. That is summed over all V values, since sums
+    of candidates and of sorted values would round differently.
     """
     coins = mx.vmap(lambda key: mx.random.uniform(key=mx.random.split(key, 2)[0]))(row_keys)
-    shares = logprobs - total
+    shares = logprobs - mx.logsumexp(logprobs, axis=-1, keepdims=True)
     is_above = shares > xtc.log_threshold
     least = mx.min(mx.where(is_above, shares, mx.inf), axis=-1, keepdims=True)
     is_out = is_above & (shares > least) & ~xtc.spared

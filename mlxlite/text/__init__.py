@@ -7,6 +7,9 @@
     sandbox      where the programs called chat templates run, bounded in time and size
     template     messages -> prompt text
     stops        finds stop strings in a stream of text
+    tools/       finds tool calls in it, one file a family
+    channels     finds a model's thinking in it
+    sink         all of these in a row: ids -> what a client sees
     guides       the same between two steps of the engine
 
 Files import only files above them in this list.

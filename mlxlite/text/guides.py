@@ -1,7 +1,7 @@
 """What text decides between two steps of the engine (floor 1, column "text"; decision D24).
 
 `prepare` builds a guide from a request and gives it to the row; the engine calls it on its own
-thread with each new id and knows nothing of text. A guide has its own detokenizer: what the client
+thread with each new id and knows nothing of text. A guide has a sink of its own: what the client
 sees is rendered later and elsewhere (`stream`), from the ids that the guide kept.
 """
 
@@ -9,30 +9,65 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxlite.text.detokenizer import Detokenizer
-from mlxlite.text.stops import StopMatcher
+from mlxlite.text.channels import Thinking
+from mlxlite.text.sink import Sink
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.types import Verdict
 
 
-class StopGuide:
-    """Ends a row at the id that completes a stop string; that id is the last one kept.
+class TextGuide:
+    """Ends a row at a stop string or after its only call, and ends thinking over its budget.
 
-    keep_special must be as in the detokenizer that renders the answer, or the two would look for
-    stop strings in different texts.
+    sink: made like the one that renders the answer, and this guide's own. single_call: the row ends
+    at the id that completes the first call; its closing marker need not have come by then.
+    budget_tokens: ids of reasoning after which `closing`, the ids of the markup that ends it, is
+    forced (decision D10); 0 closes as soon as it opens.
     """
 
-    may_steer = False
-
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str], keep_special: bool = False
+        self,
+        sink: Sink,
+        *,
+        single_call: bool = False,
+        budget_tokens: int | None = None,
+        closing: Sequence[int] = (),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, keep_special)
-        self._matcher = StopMatcher(stops)
+        self._sink = sink
+        self._single_call = single_call
+        self._budget_tokens = budget_tokens
+        self._closing = tuple(closing)
+        self._due = 0  # forced ids that have not come back yet
+        self.may_steer = budget_tokens is not None and bool(closing)
 
     def observe(self, ids: Sequence[int]) -> Verdict:
         for n, token_id in enumerate(ids):
-            _, stop = self._matcher.push(self._detokenizer.push((token_id,)))
-            if stop is not None:
+            self._sink.push((token_id,))
+            self._due = max(0, self._due - 1)
+            if self._is_over():
                 return Verdict(keep=n + 1, stop=True)
+            if self._must_close():
+                return Verdict(keep=n + 1, forced=self._force())
+        if not ids and self._must_close():
+            return Verdict(keep=0, forced=self._force())
         return Verdict(keep=len(ids))
+
+    def _is_over(self) -> bool:
+        if self._sink.stopped is not None:
+            return True
+        return self._single_call and self._sink.completed_calls > 0
+
+    def _must_close(self) -> bool:
+        # After a call the turn is about to end: there is no answer to make room for.
+        if not self.may_steer or self._due or self._sink.calls:
+            return False
+        assert self._budget_tokens is not None
+        return self._sink.is_thinking and self._sink.reasoning_tokens >= self._budget_tokens
+
+    def _force(self) -> tuple[int, ...]:
+        self._due = len(self._closing)
+        return self._closing
+
+
+def closing_ids(tokenizer: Tokenizer, thinking: Thinking) -> tuple[int, ...]:
+    """The ids that end a model's thinking, for `TextGuide`."""
+    return tuple(tokenizer.encode(thinking.closing, add_special_tokens=False))

@@ -1,0 +1,108 @@
+"""Calls between sentinels: Gemma 4 (spec 30 section 3).
+
+    <|tool_call>call:add{a:1,note:<|"|>a {, a "quote"<|"|>,in:{deep:[true,null]}}<tool_call|>
+
+Keys are bare, strings stand between `<|"|>` and may hold anything, all else is JSON. A segment may
+hold several calls, and is judged as a whole; one that the end of the output cut off is closed.
+FunctionGemma writes the same with other sentinels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from mlxlite.text.tools.format import Broken, Ended, Markers, Reader, Reading, Refused
+from mlxlite.text.tools.hermes import rest_of_block
+from mlxlite.text.tools.repair import compact, repaired
+
+_HEAD = re.compile(r"\s*,?\s*call:\s*([\w.-]+)\s*(?=\{)")
+
+
+class Gemma4:
+    """See the module. bare_text: an unquoted word that is no JSON counts as a string."""
+
+    opener, closer, quote = "<|tool_call>", "<tool_call|>", '<|"|>'
+    bare_text = False
+    starters: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        self.openers = (self.opener,)
+        self.markers = (self.opener, self.closer, self.quote)
+        self._closer = Markers(self.closer)
+        self._stops = Markers(self.closer, self.quote)
+        self._token = re.compile(
+            rf"""
+              {self.quote}(?P<quoted>.*?)(?:{self.quote}|\Z)
+            | (?P<json>"(?:[^"\\]++|\\.)*+")
+            | (?P<key>[^\s{{}}\[\],:"<]+)(?=\s*:)
+            | (?P<word>[^\s{{}}\[\],:"<][^{{}}\[\],:"<]*)
+            | (?P<other>.)
+            """.replace("<|", r"<\|").replace("|>", r"\|>"),
+            re.VERBOSE | re.DOTALL,
+        )
+
+    def read(self, r: Reader, opener: str) -> Reading[None]:
+        start = r.mark()
+        try:
+            is_quoted = False
+            while True:
+                yield from r.until(self._stops)
+                found = yield from r.starts(self._stops)
+                if found.lower() == self.closer and not is_quoted:
+                    break
+                r.take(len(found))
+                is_quoted ^= found.lower() == self.quote
+            segment = r.since(start)
+        except Ended:
+            # Quotes that do not match up may have hidden the closing sentinel.
+            segment = yield from rest_of_block(r, start, self._closer)
+        calls = self._calls(segment)
+        if not calls:
+            raise Broken
+        if any(name not in r.tools for name, _ in calls):
+            raise Refused
+        for name, arguments in calls:
+            r.whole(name, arguments)
+        if (yield from r.accept(self._closer)):
+            r.spend()
+
+    def _calls(self, segment: str) -> list[tuple[str, str]] | None:
+        calls = []
+        at = 0
+        while segment[at:].strip():
+            head = _HEAD.match(segment, at)
+            if head is None:
+                return None
+            text, at = self._object(segment, head.end())
+            found = repaired(text)
+            if found is None:
+                return None
+            calls.append((head.group(1), compact(found[0])))
+        return calls
+
+    def _object(self, segment: str, start: int) -> tuple[str, int]:
+        """The object at a place as JSON text, and where it ends; unclosed, it runs to the end."""
+        parts: list[str] = []
+        depth = 0
+        at = start
+        while at < len(segment):
+            token = self._token.match(segment, at)
+            assert token is not None  # the last branch takes any character
+            at = token.end()
+            kind, text = token.lastgroup, token.group(token.lastgroup or 0)
+            if kind == "quoted" or kind == "key":
+                parts.append(compact(text))
+            elif kind == "word":
+                word = text.rstrip()
+                parts.append(compact(word) if self.bare_text and not _is_json(word) else text)
+            else:
+                parts.append(text)
+                depth += (text in "{[") - (text in "}]") if kind == "other" else 0
+                if depth <= 0:
+                    break
+        return "".join(parts), at
+
+
+def _is_json(word: str) -> bool:
+    return repaired(f'{{"v":{word}}}') is not None
