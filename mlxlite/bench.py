@@ -55,17 +55,25 @@ class Leg:
     ttft_s: float | None = None
     decode_tps: float | None = None
     peak_bytes: int | None = None
+    environ: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------- clients
 
 
-def stream_times(port: int, prompt: str, max_tokens: int, deadline: float) -> list[float]:
-    """When each piece of a streamed answer came, seconds after the request was sent."""
+def stream_times(
+    port: int, prompt: str, max_tokens: int, deadline: float, raw: bool = False
+) -> list[float]:
+    """When each piece of a streamed answer came, seconds after the request was sent.
+
+    raw: a plain completion, whose prompt can be shorter than any chat template.
+    """
+    path = "/v1/completions" if raw else "/v1/chat/completions"
+    asked = {"prompt": prompt} if raw else {"messages": [{"role": "user", "content": prompt}]}
     body = {
         "model": "default_model",
-        "messages": [{"role": "user", "content": prompt}],
+        **asked,
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
@@ -75,15 +83,13 @@ def stream_times(port: int, prompt: str, max_tokens: int, deadline: float) -> li
     times: list[float] = []
     started = time.perf_counter()
     try:
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         while line := answer.readline():
             now = time.perf_counter()
             if line.startswith(b"data: {"):
                 choices = json.loads(line[6:]).get("choices") or [{}]
-                if choices[0].get("delta", {}).get("content"):
+                if choices[0].get("delta", {}).get("content") or choices[0].get("text"):
                     times.append(now - started)
             if now > deadline:
                 break
@@ -142,7 +148,7 @@ def measure(
     name: str, command: list[str], path: str, tokens: int, budget_s: float, environ: dict[str, str]
 ) -> Leg:
     """Run one server and ask it: ready, first answer, three short prompts, one long answer."""
-    leg = Leg(name)
+    leg = Leg(name, environ=environ)
     port = free_port()
     started = time.perf_counter()
     deadline = started + budget_s
@@ -175,6 +181,19 @@ def measure(
             leg.notes.append(f"no second token within {budget_s:.0f} s")
         leg.peak_bytes = peak_bytes(child.pid)
     return leg
+
+
+def measure_decode_alone(leg: Leg, command: list[str], path: str, budget_s: float) -> None:
+    """The decode rate of a server too slow for the prompt: a fresh one, asked one word."""
+    port = free_port()
+    deadline = time.perf_counter() + budget_s
+    with running([*command, "--port", str(port)], leg.environ) as child:
+        while not answers(port, path) and time.perf_counter() < deadline and child.poll() is None:
+            time.sleep(0.01)
+        times = stream_times(port, "Hello", 10, deadline, raw=True)
+    if len(times) > 2:
+        leg.decode_tps = (len(times) - 1) / (times[-1] - times[0])
+        leg.notes.append(f"decode from {len(times)} tokens after a prompt of one word")
 
 
 # ------------------------------------------------------------------------------ the server's tax
@@ -277,18 +296,14 @@ def main(arguments: list[str] | None = None) -> int:
         legs.append(measure("mlxlite", own, "/ready", given.tokens, given.budget, {}))
     if given.only is None:
         peer = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model.folder)]
-        legs.append(measure("mlx_lm.server", peer, "/health", given.tokens, given.budget, {}))
-        if blas := backend.blas:
-            legs.append(
-                measure(
-                    "mlx_lm.server, same BLAS",
-                    peer,
-                    "/health",
-                    given.tokens,
-                    given.budget,
-                    {"LD_PRELOAD": blas},
-                )
-            )
+        variants: list[tuple[str, dict[str, str]]] = [("mlx_lm.server", {})]
+        if backend.blas:
+            variants.append(("mlx_lm.server, same BLAS", {"LD_PRELOAD": backend.blas}))
+        for name, environ in variants:
+            leg = measure(name, peer, "/health", given.tokens, given.budget, environ)
+            if leg.decode_tps is None:
+                measure_decode_alone(leg, peer, "/health", given.budget)
+            legs.append(leg)
     print(
         f"{model.name}, {platform.machine()} with {os.cpu_count()} cores, mlx {version('mlx')}, "
         f"mlx-lm {version('mlx-lm')}, Python {platform.python_version()}\n"

@@ -1,4 +1,7 @@
-"""prepare: which value wins, how long an answer may be, which ids a prompt becomes."""
+"""prepare: which value wins, how long an answer may be, what a row is told.
+
+Thinking is in `test_prepare_thinking`, prompts and their stable boundary in `test_prepare_prompt`.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import processors
 
-from mlxlite import config
+from mlxlite import prepare
 from mlxlite.errors import BadRequest, TooLong
-from mlxlite.prepare import Preparation
-from mlxlite.text.guides import StopGuide
-from mlxlite.text.template import ChatTemplate
+from mlxlite.text.guides import TextGuide
 from mlxlite.text.tokenizer import Tokenizer
-from mlxlite.types import Ask, ModelFacts
+from mlxlite.types import Ask, Tone
 from tests import tiny
-
-MESSAGES = ({"role": "user", "content": "hello world"},)
-BOS, EOS = "<|endoftext|>", "<|im_end|>"
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer(tiny.make_tokenizer(), eos_ids=[0, 2], bos_token=BOS, eos_token=EOS)
-
-
-def make(
-    tokenizer: Tokenizer,
-    *,
-    template: str = tiny.TEMPLATE,
-    context: int = 1024,
-    defaults: dict[str, Any] | None = None,
-    **flags: str,
-) -> Preparation:
-    facts = ModelFacts("llama", "cpu", "float32", 1, context, 512)
-    chat = ChatTemplate(template, bos_token=BOS, eos_token=EOS)
-    return Preparation(config.build(flags, {}), tokenizer, chat, facts, defaults or {})
-
-
-def ask(**fields: Any) -> Ask:
-    return Ask(messages=MESSAGES, **fields)
-
+from tests.prepared import MESSAGES, TOKENIZER, TOOLS, ask, make
 
 # ---------------------------------------------------------------------- which value wins
 
@@ -59,7 +34,6 @@ def ask(**fields: Any) -> Ask:
     ],
 )
 def test_precedence(
-    tokenizer: Tokenizer,
     field: str,
     request_value: float,
     server: float,
@@ -70,7 +44,6 @@ def test_precedence(
 
     def resolved(asked: bool, flagged: bool, configured: bool) -> float:
         preparation = make(
-            tokenizer,
             defaults={field: model} if configured else {},
             **({field: str(server)} if flagged else {}),
         )
@@ -84,33 +57,31 @@ def test_precedence(
     assert resolved(False, False, False) == built_in
 
 
-def test_min_p_comes_from_the_request_alone(tokenizer: Tokenizer) -> None:
-    preparation = make(tokenizer, defaults={"min_p": 0.5})
+def test_min_p_comes_from_the_request_alone() -> None:
+    preparation = make(defaults={"min_p": 0.5})
     assert preparation.sampling(ask()).min_p == 0.0
     assert preparation.sampling(ask(min_p=0.25)).min_p == 0.25
 
 
 @pytest.mark.parametrize("junk", ["0.5", None, True, [0.5], {"a": 1}])
-def test_generation_config_junk_is_ignored(tokenizer: Tokenizer, junk: Any) -> None:
-    sampling = make(tokenizer, defaults={"temperature": junk, "top_k": junk}).sampling(ask())
+def test_generation_config_junk_is_ignored(junk: Any) -> None:
+    sampling = make(defaults={"temperature": junk, "top_k": junk}).sampling(ask())
     assert (sampling.temperature, sampling.top_k) == (0.7, 0)
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "top_k"])
 @pytest.mark.parametrize("raw", ["NaN", "Infinity", "-Infinity", "-1"])
-def test_generation_config_nonsense_is_ignored(tokenizer: Tokenizer, name: str, raw: str) -> None:
+def test_generation_config_nonsense_is_ignored(name: str, raw: str) -> None:
     defaults = json.loads(f'{{"{name}": {raw}}}')  # Python writes and reads these
-    assert make(tokenizer, defaults=defaults).sampling(ask(seed=1)) == make(tokenizer).sampling(
-        ask(seed=1)
-    )
+    assert make(defaults=defaults).sampling(ask(seed=1)) == make().sampling(ask(seed=1))
 
 
 # ------------------------------------------------------------------------------ max tokens
 
 
-def test_max_tokens(tokenizer: Tokenizer) -> None:
-    plain, flagged = make(tokenizer), make(tokenizer, max_tokens="50")
-    room = 1024 - len(plain.prompt_ids(ask()))
+def test_max_tokens() -> None:
+    plain, flagged = make(), make(max_tokens="50")
+    room = 1024 - len(plain.prompt(ask()).ids)
     assert plain(ask()).limit == plain(ask()).spec.max_tokens == room
     assert flagged(ask()).limit == 50
     assert flagged(ask(max_tokens=70)).limit == 70  # the request wins, also upwards
@@ -121,12 +92,12 @@ def test_max_tokens(tokenizer: Tokenizer) -> None:
     assert nothing.limit == 0 and nothing.spec.max_tokens == 1
 
 
-def test_too_long(tokenizer: Tokenizer) -> None:
-    count = len(make(tokenizer).prompt_ids(ask()))
-    assert make(tokenizer, context=count + 1)(ask()).limit == 1
+def test_too_long() -> None:
+    count = len(make().prompt(ask()).ids)
+    assert make(context=count + 1)(ask()).limit == 1
     for context in (count, count - 1, 1):
         with pytest.raises(TooLong) as caught:
-            make(tokenizer, context=context)(ask(max_tokens=1))
+            make(context=context)(ask(max_tokens=1))
         error = caught.value
         assert (error.status, error.code, error.param) == (
             400,
@@ -135,106 +106,165 @@ def test_too_long(tokenizer: Tokenizer) -> None:
         )
         assert str(count) in error.message and str(context) in error.message
     with pytest.raises(TooLong) as caught:
-        make(tokenizer, context=1)(Ask(prompt="hello world"))
+        make(context=1)(Ask(prompt="hello world"))
     assert caught.value.param == "prompt"
 
 
 # ----------------------------------------------------------------------------------- seeds
 
 
-def test_fresh_seeds_differ(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_seeds_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxlite.prepare.time.time", lambda: 1e9)  # one and the same millisecond
-    preparation = make(tokenizer)
+    preparation = make()
     seeds = [preparation.sampling(ask()).seed for _ in range(1000)]
     assert len(set(seeds)) == 1000
     assert all(0 <= seed < 2**32 for seed in seeds)
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63, 2**64 - 1, 2**64 + 5, -(10**30)])
-def test_explicit_seed(tokenizer: Tokenizer, seed: int) -> None:
-    preparation = make(tokenizer)
+def test_explicit_seed(seed: int) -> None:
+    preparation = make()
     first, second = (preparation(ask(seed=seed)).spec for _ in range(2))
     assert first == second
     assert first.sampling.seed == seed % 2**64
 
 
-# -------------------------------------------------------------------------------- prompt ids
+# ------------------------------------------------------------------------- penalties and XTC
+
+FROM_THE_REQUEST = {  # spec 10 section 2: request, else the value on the right
+    "min_p": (0.25, 0.0),
+    "xtc_probability": (0.5, 0.0),
+    "xtc_threshold": (0.1, 0.0),
+    "presence_penalty": (-1.5, 0.0),
+    "frequency_penalty": (1e30, 0.0),
+    "repetition_penalty": (1.3, 0.0),
+}
 
 
-def test_chat_prompt(tokenizer: Tokenizer) -> None:
-    spec = make(tokenizer)(ask()).spec
-    text = "<|im_start|>user\nhello world<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(spec.prompt_ids, keep_special=True) == text
-    assert spec.prompt_ids[0] == tokenizer.token_id("<|im_start|>")  # not spelled letter by letter
+@pytest.mark.parametrize("name", FROM_THE_REQUEST)
+def test_options_of_the_request_alone(name: str) -> None:
+    value, neutral = FROM_THE_REQUEST[name]
+    junk = {} if name == "repetition_penalty" else {name: 0.125}  # the config's is not read
+    preparation = make(defaults=junk)
+    assert getattr(preparation.sampling(ask(**{name: value})), name) == value
+    assert getattr(preparation.sampling(ask()), name) == neutral
 
 
-def test_raw_prompt(tokenizer: Tokenizer) -> None:
-    spec = make(tokenizer)(Ask(prompt="hello world")).spec
-    assert tokenizer.decode(spec.prompt_ids, keep_special=True) == "hello world"
+@pytest.mark.parametrize("kind", ["repetition", "presence", "frequency"])
+@pytest.mark.parametrize(("given", "size"), [(None, 20), (0, 0), (7, 7), (10**30, 10**30)])
+def test_penalty_windows(kind: str, given: int | None, size: int) -> None:
+    sampling = make().sampling(ask(**{f"{kind}_context_size": given}))
+    assert getattr(sampling, f"{kind}_context") == size
 
 
-@pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
-@pytest.mark.parametrize("added", [False, True])
-def test_bos_is_there_once(written: str, added: bool) -> None:
-    """Template and post-processor may both write it (spec 10 section 7.3)."""
-    backend = tiny.make_tokenizer()
-    if added:
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{BOS} $A", special_tokens=[(BOS, 0)]
-        )
-    tokenizer = Tokenizer(backend, bos_token=BOS, eos_token=EOS)
-    ids = make(tokenizer, template=written + tiny.TEMPLATE)(ask()).spec.prompt_ids
-    assert ids.count(0) == (1 if written or added else 0)
-    assert written == "" and not added or ids[0] == 0
+def test_repetition_penalty_precedence() -> None:
+    preparation = make(defaults={"repetition_penalty": 1.1})
+    assert preparation.sampling(ask()).repetition_penalty == 1.1
+    assert preparation.sampling(ask(repetition_penalty=1.5)).repetition_penalty == 1.5
+    off = preparation.sampling(ask(repetition_penalty=0.0))  # 0 is a value: off
+    assert off.repetition_penalty == 0.0 and not off.penalises_repetition
 
 
-def test_a_prompt_is_never_empty(tokenizer: Tokenizer) -> None:
-    assert make(tokenizer, template="{# nothing #}")(ask()).spec.prompt_ids == (0,)
-    assert make(tokenizer)(Ask(prompt="")).spec.prompt_ids == (0,)
-    without_bos = Tokenizer(tiny.make_tokenizer(), eos_ids=[2])
-    assert make(without_bos, template="")(ask()).spec.prompt_ids == (2,)
-    with_nothing = Tokenizer(tiny.make_tokenizer())
-    assert make(with_nothing, template="")(ask()).spec.prompt_ids == (0,)
+def test_xtc_special_ids_only_when_on() -> None:
+    """All EOS ids and a newline without special tokens (spec 10 section 10)."""
+    (newline,) = TOKENIZER.encode("\n", add_special_tokens=False)
+    preparation = make()
+    assert preparation.sampling(ask(xtc_probability=0.1)).xtc_special_ids == (0, 2, newline)
+    for off in (None, 0.0):
+        assert preparation.sampling(ask(xtc_probability=off)).xtc_special_ids == ()
 
 
-def test_eos_set(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    assert make(tokenizer)(ask()).spec.eos_ids == {0, 2}
+@pytest.mark.parametrize("token", [0, 511])
+def test_logit_bias(token: int) -> None:
+    assert make().sampling(ask(logit_bias=((token, 5.0),))).logit_bias == ((token, 5.0),)
+
+
+@pytest.mark.parametrize("token", [512, 10**17])
+def test_logit_bias_outside_the_vocabulary(token: int) -> None:
+    with pytest.raises(BadRequest) as caught:
+        make()(ask(logit_bias=((1, 5.0), (token, 5.0))))
+    assert caught.value.param == "logit_bias"
+    assert str(token) in caught.value.message and "511" in caught.value.message
+
+
+# ----------------------------------------------------------------------------------- tone curve
+
+
+def test_tone_is_off_unless_asked_for() -> None:
+    assert make().sampling(ask()).tone is None
+    assert make().sampling(ask(hlg={"width": 2.0})).tone is None
+    assert make(hlg_sampling="on").sampling(ask(hlg={"enabled": False})).tone is None
+    assert make(hlg_sampling="on").sampling(ask(hlg={"enabled": None})).tone == Tone()
+    assert make().sampling(ask(hlg={"enabled": True})).tone == Tone(4.0, 4.0, 6.0, 6.0)
+
+
+@pytest.mark.parametrize("name", ["width", "shoulder", "toe", "pivot_offset"])
+def test_tone_precedence(name: str) -> None:
+    """Each field for itself: request, server, built-in (spec 20 section 6.1)."""
+    built_in = getattr(Tone(), name)
+    for asked, server, right in (
+        (None, None, built_in),
+        (None, 3.5, 3.5),
+        (0.0, 3.5, 0.0),
+        (2.5, None, 2.5),
+    ):
+        flags = {f"hlg_{name}": str(server)} if server is not None else {}
+        tone = make(hlg_sampling="on", **flags).sampling(ask(hlg={name: asked})).tone
+        assert tone is not None and getattr(tone, name) == right
+        others = {"width", "shoulder", "toe", "pivot_offset"} - {name}
+        assert all(getattr(tone, other) == getattr(Tone(), other) for other in others)
+
+
+# ---------------------------------------------------------------------------- what a row is told
+
+
+def test_eos_set(tmp_path: Path) -> None:
+    assert make()(ask()).spec.eos_ids == {0, 2}
     # The config names one, the tokenizer another: both end an answer.
     folder = tiny.make_model(tmp_path / "m", eos_token_id=1)
     assert make(Tokenizer.load(folder))(ask()).spec.eos_ids == {1, 2}
 
 
-def test_stops_become_a_guide(tokenizer: Tokenizer) -> None:
-    preparation = make(tokenizer)
+def test_stops_become_a_guide() -> None:
+    preparation = make()
     assert preparation(ask()).spec.guide is None
     prepared = preparation(ask(stop=("a", "b")))
-    assert prepared.stops == ("a", "b")
-    assert isinstance(prepared.spec.guide, StopGuide)
-    assert preparation(ask(stop=("a",))).spec.guide is not prepared.spec.guide  # one a row
+    guide = prepared.spec.guide
+    assert isinstance(guide, TextGuide) and not guide.may_steer
+    assert preparation(ask(stop=("a",))).spec.guide is not guide  # one a row
+    sink = prepared.make_sink()
+    assert sink is not prepared.make_sink()
+    assert [delta.text for delta in sink.push(TOKENIZER.encode("xbx"))] == ["x"]
+    assert sink.stopped == "b"
 
 
-def test_template_options(tokenizer: Tokenizer) -> None:
-    """Only what is given, and only real booleans, reach the template (spec 10 section 1)."""
-    template = (
-        "{{ enable_thinking is defined }} {{ enable_thinking }} {{ other is defined }}"
-        "{% for m in messages %}{% endfor %}"
-    )
-    preparation = make(tokenizer, template=template)
-
-    def shown(**options: Any) -> str:
-        return tokenizer.decode(preparation.prompt_ids(ask(template_options=options)))
-
-    assert shown() == "False  False"
-    assert shown(enable_thinking=True) == "True True False"
-    assert shown(enable_thinking=False) == "True False False"
-    assert shown(enable_thinking="yes") == "False  False"
-    assert shown(other=True) == "False  False"
+def test_guides_are_made_only_where_needed() -> None:
+    """A guide that steers costs the engine its step of lead."""
+    plain, thinker = make(), make(template=tiny.TEMPLATE + "{# <think> #}")
+    assert plain(ask(tools=TOOLS)).spec.guide is None
+    assert plain(ask(parallel_tool_calls=False)).spec.guide is None  # no tools, no calls
+    single = plain(ask(tools=TOOLS, parallel_tool_calls=False)).spec.guide
+    assert single is not None and not single.may_steer
+    assert plain(ask(thinking_budget=5)).spec.guide is None  # it does not think
+    budgeted = thinker(ask(thinking_budget=5)).spec.guide
+    assert budgeted is not None and budgeted.may_steer
+    assert thinker(Ask(prompt="x", thinking_budget=5)).spec.guide is None
+    stopped = thinker(Ask(prompt="x", stop=("a",), tools=TOOLS)).spec.guide
+    assert stopped is not None and not stopped.may_steer
 
 
-def test_wrong_messages(tokenizer: Tokenizer) -> None:
-    with pytest.raises(BadRequest) as caught:
-        make(tokenizer)(Ask(messages=({"role": "user"},)))
-    assert caught.value.param == "messages[0].content"
-    template = "{{ raise_exception('no such role here') }}"
-    with pytest.raises(BadRequest, match="no such role here"):
-        make(tokenizer, template=template)(ask())
+@pytest.mark.parametrize("count", [None, 0, 20])
+def test_logprobs_reach_the_row(count: int | None) -> None:
+    assert make()(ask(top_logprobs=count)).spec.top_logprobs == count
+
+
+def test_a_preparation_is_used_by_many_at_once() -> None:
+    """Nothing of one request is seen in another's."""
+    preparation = make()
+    first = preparation(ask(seed=1, stop=("a",), logit_bias=((5, 1.0),)))
+    second = preparation(ask(seed=1))
+    assert second == preparation(ask(seed=1)) or second.spec == preparation(ask(seed=1)).spec
+    assert second.spec.guide is None and second.spec.sampling.logit_bias == ()
+    assert first.spec.sampling.logit_bias == ((5, 1.0),)
+    assert MESSAGES == ({"role": "user", "content": "hello world"},)
+    assert prepare.Prepared is type(first)
