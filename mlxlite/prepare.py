@@ -222,13 +222,19 @@ class Preparation:
             logit_bias=ask.logit_bias,
             repetition_penalty=_first(ask.repetition_penalty, model.get("repetition_penalty"), 0.0)
             or 0.0,
-            repetition_context=_window(ask.repetition_context_size),
+            repetition_context=self._window(ask.repetition_context_size),
             presence_penalty=ask.presence_penalty or 0.0,
-            presence_context=_window(ask.presence_context_size),
+            presence_context=self._window(ask.presence_context_size),
             frequency_penalty=ask.frequency_penalty or 0.0,
-            frequency_context=_window(ask.frequency_context_size),
+            frequency_context=self._window(ask.frequency_context_size),
             tone=self._tone(ask),
         )
+
+    def _window(self, size: int | None) -> int:
+        """A penalty's window. One as wide as the context is all of it, and costs no memory."""
+        if size is None:
+            return 20  # spec 10 section 2
+        return size if size < self.facts.max_context else 0
 
     def _tone(self, ask: Ask) -> Tone | None:
         """The tone curve, field by field: request, server, built-in (spec 20 section 6.1)."""
@@ -285,7 +291,3 @@ class Preparation:
 def _first(*values: float | None) -> float | None:
     """The first value that is given."""
     return next((value for value in values if value is not None), None)
-
-
-def _window(size: int | None) -> int:
-    return 20 if size is None else size  # spec 10 section 2

@@ -9,8 +9,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import openai
 
 from mlxlite.errors import MlxliteError
 from mlxlite.text.tokenizer import Tokenizer
@@ -21,6 +24,45 @@ from tests.live import LiveApp
 TOKENIZER = Tokenizer(tiny.make_tokenizer(), eos_ids=[0, 2])
 FACTS = ModelFacts("llama", "cpu", "float32", 1, 4096, 512)
 CACHED_TOKENS = 2
+
+# Tools and their history in Qwen's way, on ChatML.
+QWEN = """\
+{%- if tools %}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}
+
+{% endif %}# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{% elif not (tools and loop.first and message.role == 'system') %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '\n' if message.content or not loop.first }}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 
 class ScriptedEngine:
@@ -142,3 +184,13 @@ class ScriptedApp(LiveApp):
 
     def _start_engine(self, folder: Path) -> Any:
         return self.engine
+
+    @cached_property
+    def client(self) -> openai.OpenAI:
+        """The official client; one for all tests, since making it takes longer than an answer."""
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="x", max_retries=0)
+
+    def close(self) -> None:
+        if "client" in self.__dict__:
+            self.client.close()
+        super().close()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from mlxlite.prepare import Preparation, Prepared
+from mlxlite.types import Ask
 from tests.live import CHAT, HELLO, LiveApp, Reply, chat_body, frames, stream_text
 
 LONG = [{"role": "user", "content": "word " * 2000}]
@@ -224,8 +228,19 @@ def test_extreme_sampling_is_answered(tiny_server: LiveApp) -> None:
         {"top_p": 0, "min_p": 0},
         {"seed": -(10**40)},
         {"max_tokens": 10**30, "stop": "a"},
+        {"xtc_probability": 1, "xtc_threshold": 0},
+        {"xtc_probability": 1, "xtc_threshold": 0.5, "min_p": 1, "top_k": 1},
+        {"repetition_penalty": 1e300},
+        {"repetition_penalty": 1e-300, "repetition_context_size": 10**30},
+        {"presence_penalty": 1e300, "frequency_penalty": -1e300},
+        {"presence_penalty": -1e39, "presence_context_size": 0},
+        {"logit_bias": {"5": 1e30, "6": -1e30}},
+        {"logit_bias": {str(n): -1e30 for n in range(512)}},
+        {"hlg": {"enabled": True, "width": 0, "shoulder": 0, "toe": 0, "pivot_offset": 0}},
+        {"hlg": {"enabled": True, "width": 100, "shoulder": 100, "toe": 100}},
     ):
-        reply = tiny_server.chat(**{"temperature": 1.0, "seed": 1, **body})
+        asked = {"temperature": 1.0, "seed": 1, "logprobs": True, "top_logprobs": 20, **body}
+        reply = tiny_server.chat(**asked)
         assert reply.status == 200, body
         assert reply.json()["usage"]["completion_tokens"] > 0
     greedy = tiny_server.chat().text
@@ -303,22 +318,60 @@ def test_equal_messages_give_equal_prompts(tiny_server: LiveApp) -> None:
 
 def test_promises_are_refused_on_the_wire(client: openai.OpenAI) -> None:
     """All of them are in test_fields; here are those that clients send, plain and streamed."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    promises: list[dict[str, Any]] = [
-        {"response_format": {"type": "json_object"}},
-        {"tools": [tool]},
-        {"tool_choice": "required"},
-        {"logprobs": True},
-        {"n": 2},
-        {"logit_bias": {"5": 100}},
+    strict = {"type": "function", "function": {"name": "f", "parameters": {}, "strict": True}}
+    promises: list[tuple[str, dict[str, Any]]] = [
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("tools[0].function.strict", {"tools": [strict]}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        ("n", {"n": 2}),
+        ("adapter", {"extra_body": {"adapter": "mine"}}),
     ]
-    for promise in promises:
+    for param, promise in promises:
         for is_stream in (False, True):
             with pytest.raises(openai.BadRequestError) as caught:
                 client.chat.completions.create(
                     model="m", messages=HELLO, stream=is_stream, **promise
                 )
-            assert caught.value.param == next(iter(promise))
+            assert caught.value.param == param
+
+
+WRONG = [
+    ("stop", 5),
+    ("xtc_threshold", 0.9),
+    ("xtc_probability", -0.1),
+    ("logit_bias", {"512": 1}),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", [1]),
+    ("logit_bias", {"5": 10**40}),
+    ("top_logprobs", 21),
+    ("logprobs", 1),
+    ("repetition_penalty", -1),
+    ("presence_penalty", "1"),
+    ("frequency_context_size", -1),
+    ("hlg", [1]),
+    ("tools", {"a": 1}),
+    ("tool_choice", 5),
+    ("parallel_tool_calls", "no"),
+    ("reasoning_effort", "extreme"),
+    ("thinking", True),
+    ("max_thinking_tokens", -1),
+    ("chat_template_kwargs", []),
+    ("adapter", 5),
+]
+
+
+def test_a_wrong_value_harms_nobody(tiny_server: LiveApp) -> None:
+    """A 400 that names the field, plain and streamed; nothing reaches the engine."""
+    before, submitted = tiny_server.chat().text, tiny_server.batch()["submitted_rows"]
+    for name, value in WRONG:
+        for is_stream in (False, True):
+            refused(tiny_server.chat(**{name: value}, stream=is_stream), name)
+    for raw in (b'{"5": 1e999}', b'{"5": -1e999}'):
+        body = b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": ' + raw + b"}"
+        refused(tiny_server.ask("POST", CHAT, body), "logit_bias")
+    assert tiny_server.batch()["submitted_rows"] == submitted
+    assert tiny_server.chat().text == before
 
 
 def test_hints_change_nothing(tiny_server: LiveApp) -> None:
@@ -338,6 +391,11 @@ def test_hints_change_nothing(tiny_server: LiveApp) -> None:
         "response_format": {"type": "text"},
         "logprobs": False,
         "frequency_penalty": 0,
+        "logit_bias": {},
+        "reasoning_effort": "low",
+        "thinking": {"type": "adaptive"},
+        "max_thinking_tokens": 5,
+        "adapter": "none",
         "no_such_field": {"deep": [1]},
     }
     assert tiny_server.chat(**hints).text == tiny_server.chat().text
@@ -347,7 +405,9 @@ def test_null_fields_are_absent(tiny_server: LiveApp) -> None:
     names = (
         "stream stream_options max_completion_tokens top_p top_k min_p seed n stop model tools "
         "tool_choice response_format logprobs top_logprobs logit_bias frequency_penalty "
-        "presence_penalty chat_template_kwargs user metadata functions audio"
+        "presence_penalty chat_template_kwargs user metadata functions audio adapter thinking hlg "
+        "xtc_probability xtc_threshold repetition_penalty repetition_context_size adapter "
+        "parallel_tool_calls reasoning_effort max_thinking_tokens structured_outputs guided_json"
     )
     assert tiny_server.chat(**dict.fromkeys(names.split())).text == tiny_server.chat().text
 
@@ -357,6 +417,22 @@ def test_model_is_echoed_not_read(tiny_server: LiveApp, model: Any) -> None:
     """F90: whatever is asked for, the served model answers and says so."""
     assert tiny_server.chat(model=model).json()["model"] == tiny_server.name
     assert {f["model"] for f in stream(tiny_server, model=model)[:-1]} == {tiny_server.name}
+
+
+def test_preparation_runs_in_its_pool(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never on the engine's thread nor on the event loop."""
+    seen: list[str] = []
+    original = Preparation.__call__
+
+    def spied(self: Preparation, ask: Ask) -> Prepared:
+        seen.append(threading.current_thread().name)
+        return original(self, ask)
+
+    monkeypatch.setattr(Preparation, "__call__", spied)
+    with LiveApp(tiny_folder) as server:
+        for is_stream in (False, True):
+            assert server.chat(stream=is_stream).status == 200
+    assert len(seen) == 2 and all(name.startswith("mlxlite-prepare") for name in seen)
 
 
 # ------------------------------------------------------------------------------------- bytes

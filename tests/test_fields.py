@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlxlite import fields
-from mlxlite.api.openai import parse_chat
+from mlxlite.asks import parse_chat
 from mlxlite.errors import BadRequest
 from mlxlite.http.routing import Request
 from mlxlite.types import Ask

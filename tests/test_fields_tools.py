@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxlite.api.openai import parse_chat
+from mlxlite.asks import parse_chat
 from mlxlite.errors import BadRequest
 from mlxlite.types import Ask
 

@@ -94,7 +94,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "install",
         ),
     ),
-    "joint": (2, "", ("prepare", "stream", "service")),
+    "joint": (2, "", ("asks", "prepare", "stream", "service")),
     "api": (3, "api/", ("__init__", "openai", "local")),
     "doors": (4, "", ("launch", "app", "cli", "__main__", "bench")),
 }

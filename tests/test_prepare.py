@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from mlxlite import prepare
 from mlxlite.errors import BadRequest, TooLong
 from mlxlite.text.guides import TextGuide
 from mlxlite.text.tokenizer import Tokenizer
@@ -151,8 +150,9 @@ def test_options_of_the_request_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["repetition", "presence", "frequency"])
-@pytest.mark.parametrize(("given", "size"), [(None, 20), (0, 0), (7, 7), (10**30, 10**30)])
+@pytest.mark.parametrize(("given", "size"), [(None, 20), (0, 0), (7, 7), (1023, 1023), (1024, 0), (10**30, 0)])
 def test_penalty_windows(kind: str, given: int | None, size: int) -> None:
+    """A window as wide as the context looks at all of it; the engine is given no huge number."""
     sampling = make().sampling(ask(**{f"{kind}_context_size": given}))
     assert getattr(sampling, f"{kind}_context") == size
 
@@ -263,8 +263,7 @@ def test_a_preparation_is_used_by_many_at_once() -> None:
     preparation = make()
     first = preparation(ask(seed=1, stop=("a",), logit_bias=((5, 1.0),)))
     second = preparation(ask(seed=1))
-    assert second == preparation(ask(seed=1)) or second.spec == preparation(ask(seed=1)).spec
+    assert second.spec == preparation(ask(seed=1)).spec
     assert second.spec.guide is None and second.spec.sampling.logit_bias == ()
     assert first.spec.sampling.logit_bias == ((5, 1.0),)
     assert MESSAGES == ({"role": "user", "content": "hello world"},)
-    assert prepare.Prepared is type(first)

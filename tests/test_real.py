@@ -5,6 +5,7 @@ One server for all tests; it and the weights are what a newcomer gets from `make
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import openai
 import pytest
 
 from tests.live import CHAT, ROOT, Child, ask, connect, environment, post_bytes, read_until
+from tests.scripted import QWEN
 
 pytestmark = pytest.mark.real
 
@@ -94,3 +96,78 @@ def test_leaving(child: Child, text: str) -> None:
         if batch["active_rows"] == batch["pending_rows"] == 0:
             break
     assert batch["cancelled_rows"] >= 1
+
+
+# ------------------------------------------------------------------------------------ tools
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a town.",
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string"}},
+            "required": ["town"],
+        },
+    },
+}
+
+
+def history() -> list[dict[str, Any]]:
+    """Three earlier calls of one shape: even a small model copies the pattern."""
+    messages: list[dict[str, Any]] = []
+    for n, (town, degrees) in enumerate((("London", 12), ("Madrid", 25), ("Berlin", 9))):
+        call = {"name": "get_weather", "arguments": json.dumps({"town": town})}
+        messages += [
+            {"role": "user", "content": f"What is the weather in {town}?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": f"call_{n}", "type": "function", "function": call}],
+            },
+            {"role": "tool", "tool_call_id": f"call_{n}", "content": f"{degrees} degrees"},
+            {"role": "assistant", "content": f"It is {degrees} degrees in {town}."},
+        ]
+    return [*messages, {"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def test_tool_calls(tmp_path: Path) -> None:
+    """Streamed and plain give the same calls, and they can be sent back."""
+    template = tmp_path / "qwen.jinja"
+    template.write_text(QWEN, encoding="utf-8")
+    flags = ("--port", "0", "--chat-template", str(template))
+    with (
+        Child(HOME, "serve", MODEL, *flags, deadline_s=300) as child,
+        openai.OpenAI(base_url=child.wait_ready().url + "/v1", api_key="x") as client,
+    ):
+        asked: dict[str, Any] = {"model": "any", "temperature": 0, "max_tokens": 60}
+        messages = history()
+        whole = client.chat.completions.create(messages=messages, tools=[TOOL], **asked)
+        choice = whole.choices[0]
+        calls = choice.message.tool_calls
+        assert calls and choice.finish_reason == "tool_calls"
+        assert calls[0].function.name == "get_weather"
+        assert json.loads(calls[0].function.arguments) == {"town": "Paris"}
+
+        streamed: dict[int, list[str]] = {}
+        text, finish = "", None
+        for chunk in client.chat.completions.create(
+            messages=messages, tools=[TOOL], stream=True, **asked
+        ):
+            delta = chunk.choices[0].delta
+            text += delta.content or ""
+            finish = chunk.choices[0].finish_reason or finish
+            for piece in delta.tool_calls or ():
+                if piece.id:
+                    streamed[piece.index] = [piece.function.name, ""]
+                streamed[piece.index][1] += piece.function.arguments
+        assert [[c.function.name, c.function.arguments] for c in calls] == list(streamed.values())
+        assert text == (choice.message.content or "") and finish == "tool_calls"
+
+        result = {"role": "tool", "tool_call_id": calls[0].id, "content": "18 degrees"}
+        answer = client.chat.completions.create(
+            messages=[*messages, choice.message, result], tools=[TOOL], **asked
+        )
+        assert "18 degrees" in answer.choices[0].message.content
+        assert answer.choices[0].message.tool_calls is None

@@ -291,4 +291,5 @@ _ALWAYS_TRIMMABLE = frozenset({"KVCache", "QuantizedKVCache"})
 
 
 def _can_retract(row: Row) -> bool:
-    return row.cache is not None and all(type(c).__name__ in _ALWAYS_TRIMMABLE for c in row.cache)
+    # A row that has just ended has no cache any more, and none of its draws is ever repeated.
+    return all(type(part).__name__ in _ALWAYS_TRIMMABLE for part in row.cache or ())

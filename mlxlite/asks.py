@@ -1,0 +1,104 @@
+"""A chat body -> Ask: the one reading of request fields that all surfaces share (floor 2).
+
+Messages and Responses are translated into the shape of a chat request and read here too, so that a
+field means the same everywhere. Every wrong value is a 400 naming its field, before the model is
+touched (decision D12); a promise that is not built yet is a 400 that names it, a hint is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mlxlite import fields
+from mlxlite.errors import BadRequest
+from mlxlite.text.stops import normalise_stops
+from mlxlite.types import JSON, Ask
+
+
+def parse_chat(body: Mapping[str, JSON]) -> Ask:
+    """A chat body as an Ask. Raises BadRequest naming the field."""
+    for field in fields.CHAT:
+        fields.take(body, field)  # every field is checked, used or not
+    messages = fields.take(body, fields.MESSAGES)
+    if not messages:
+        raise BadRequest("messages required", param="messages")
+    _refuse_promises(body)
+    options = fields.take(body, fields.STREAM_OPTIONS) or {}
+    max_tokens = fields.take(body, fields.MAX_COMPLETION_TOKENS)
+    if max_tokens is None:
+        max_tokens = fields.take(body, fields.MAX_TOKENS)
+    template = fields.take(body, fields.TEMPLATE_OPTIONS) or {}
+    thinking = fields.take(body, fields.THINKING) or {}
+    tools = fields.take_tools(body)
+    return Ask(
+        messages=tuple(messages),
+        stream=bool(fields.take(body, fields.STREAM)),
+        include_usage=bool(fields.take(options, fields.INCLUDE_USAGE, "stream_options.")),
+        max_tokens=max_tokens,
+        stop=normalise_stops(body.get("stop")),
+        **{field.name: fields.take(body, field) for field in fields.SAMPLING},
+        logit_bias=fields.take_logit_bias(body),
+        hlg=_hlg(body),
+        top_logprobs=_top_logprobs(body),
+        tools=() if body.get("tool_choice") == "none" else tools,
+        parallel_tool_calls=fields.take(body, fields.PARALLEL_TOOL_CALLS) is not False,
+        enable_thinking=_flag(template, "enable_thinking"),
+        preserve_thinking=_flag(template, "preserve_thinking"),
+        thinking={"enabled": True, "disabled": False}.get(
+            fields.take(thinking, fields.THINKING_TYPE, "thinking.")
+        ),
+        reasoning_effort=fields.take(body, fields.REASONING_EFFORT),
+        thinking_budget=_thinking_budget(body, thinking),
+    )
+
+
+def _flag(options: Mapping[str, JSON], name: str) -> bool | None:
+    """A boolean of the template options; any other type is ignored (spec 10 section 1)."""
+    value = options.get(name)
+    return value if isinstance(value, bool) else None
+
+
+def _thinking_budget(body: Mapping[str, JSON], thinking: Mapping[str, JSON]) -> int | None:
+    most = fields.take(body, fields.MAX_THINKING_TOKENS)
+    budget = fields.take(thinking, fields.BUDGET_TOKENS, "thinking.")
+    found: int | None = most if most is not None else budget
+    return found
+
+
+def _hlg(body: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    curve: Mapping[str, JSON] = fields.take(body, fields.HLG) or {}
+    return {part.name: fields.take(curve, part, "hlg.") for part in fields.HLG_PARTS}
+
+
+def _top_logprobs(body: Mapping[str, JSON]) -> int | None:
+    """None without log-probabilities; -1 means that the client did not set a number."""
+    wants = fields.take(body, fields.LOGPROBS)
+    count: int = max(fields.take(body, fields.TOP_LOGPROBS) or 0, 0)
+    if not wants and count and wants is not None:
+        raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return count if wants or count else None
+
+
+def _refuse_promises(body: Mapping[str, JSON]) -> None:
+    """Refuse what would have to be kept and is not built yet; each names its field."""
+
+    def refuse(name: str, why: str = "is not supported yet") -> None:
+        raise BadRequest(f"{name} {why}", param=name)
+
+    if (fields.take(body, fields.N) or 1) > 1:
+        refuse("n")
+    wanted_format = body.get("response_format")
+    if wanted_format is not None and wanted_format != {"type": "text"}:
+        refuse("response_format")
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        refuse("tool_choice", "must be auto or none; forced calls are not supported yet")
+    if body.get("functions"):
+        refuse("functions", "is not supported; use tools")
+    for name in ("guided_json", "guided_regex", "guided_grammar", "guided_choice"):
+        if body.get(name) is not None:
+            refuse(name)
+    for name in ("structured_outputs", "audio"):
+        if body.get(name):
+            refuse(name)
+    if (adapter := body.get("adapter")) is not None and adapter.lower() != "none":
+        raise BadRequest(f"adapter {adapter!r} is not mounted; none is", param="adapter")
