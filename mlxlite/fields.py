@@ -56,7 +56,11 @@ XTC_PROBABILITY = Field(
 )
 XTC_THRESHOLD = Field("xtc_threshold", float, "what XTC takes for a top choice", low=0, high=0.5)
 REPETITION_PENALTY = Field(
-    "repetition_penalty", float, "divides seen tokens' logits; 0 and 1 are off", low=0
+    "repetition_penalty",
+    float,
+    "divides seen tokens' logits; 0 and 1 are off",
+    "the model's own",
+    low=0,
 )
 PRESENCE_PENALTY = Field("presence_penalty", float, "subtracted once from tokens seen")
 FREQUENCY_PENALTY = Field("frequency_penalty", float, "subtracted for each time a token was seen")
@@ -140,7 +144,7 @@ CHAT = (
     ADAPTER,
 )
 
-_NAMES: dict[type, str] = {
+KIND_NAMES: dict[type, str] = {
     bool: "bool", int: "int", float: "number", str: "string", list: "list", dict: "object",
     object: "string or object",
 }  # fmt: skip
@@ -156,7 +160,7 @@ def take(body: Mapping[str, JSON], field: Field, path: str = "") -> Any:
         return None
     name = path + field.name
     if not _is(value, field.kind):
-        raise BadRequest(f"{name} must be of type {_NAMES[field.kind]}", param=name)
+        raise BadRequest(f"{name} must be of type {KIND_NAMES[field.kind]}", param=name)
     if field.choices and value not in field.choices:
         raise BadRequest(f"{name} must be one of {', '.join(field.choices)}", param=name)
     if field.kind in (int, float):

@@ -27,6 +27,7 @@ from mlxlite.types import JSON, Ask, ModelFacts, RowSpec, Sampling, Tone
 
 _COUNTER_STEP = 0x9E3779B9  # spec 10 section 5
 _DEFAULT_TEMPERATURE = 0.7  # spec 10 section 1.2
+_DEFAULT_WINDOW = 20  # spec 10 section 2
 _LONGEST_PRIMER = 64  # tokens; a longer one says that the renders differ inside a message
 
 # Models that answer without thinking unless asked (spec 10 section 1).
@@ -235,6 +236,12 @@ class Preparation:
         if size is None:
             return 20  # spec 10 section 2
         return size if size < self.facts.max_context else 0
+
+    def _window(self, size: int | None) -> int:
+        """Tokens that a penalty looks at; 0 is all, and so is a window that holds any sequence."""
+        if size is None:
+            return _DEFAULT_WINDOW
+        return 0 if size >= self.facts.max_context else size
 
     def _tone(self, ask: Ask) -> Tone | None:
         """The tone curve, field by field: request, server, built-in (spec 20 section 6.1)."""

@@ -207,8 +207,7 @@ def test_curves_draw(tiny_server: LiveApp) -> None:
     plain = ids(tiny_server, **seeded)
     bent = ids(tiny_server, hlg={"enabled": True}, **seeded)
     assert bent == ids(tiny_server, hlg={"enabled": True}, top_k=1, min_p=1, **seeded)
-    wide = ids(tiny_server, hlg={"enabled": True, "width": 0, "shoulder": 100}, **seeded)
-    assert len({tuple(found) for found in (plain, bent, wide)}) > 1
+    assert ids(tiny_server, hlg={"enabled": True, "width": 0}, **seeded) != plain
     greedy = ids(tiny_server, max_tokens=20)
     assert ids(tiny_server, max_tokens=20, hlg={"enabled": True}) == greedy
 

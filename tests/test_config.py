@@ -25,6 +25,13 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "temperature": ("0.25", 0.25),
     "top_p": ("1", 1.0),
     "top_k": ("40", 40),
+    "thinking": ("off", "off"),
+    "reasoning_field": ("reasoning_content", "reasoning_content"),
+    "hlg_sampling": ("on", "on"),
+    "hlg_width": ("2.5", 2.5),
+    "hlg_shoulder": ("0", 0.0),
+    "hlg_toe": ("100", 100.0),
+    "hlg_pivot_offset": ("1", 1.0),
     "chat_template": ("t.jinja", "t.jinja"),
     "api_key": ("secret", "secret"),
     "allow_host": (["a.test", "b.test"], ("a.test", "b.test")),
@@ -121,6 +128,10 @@ def test_messages_say_what_is_allowed() -> None:
     assert message(port="http") == "--port must be a whole number, not 'http'"
     assert message(temperature="hot") == "--temperature must be a number, not 'hot'"
     assert message(dtype="float8").startswith("--dtype must be one of auto, float32, ")
+    assert message(thinking="yes") == "--thinking must be one of on, off, not 'yes'"
+    assert message(hlg_sampling="true").startswith("--hlg-sampling must be one of on, off")
+    assert message(reasoning_field="none").startswith("--reasoning-field must be one of both, ")
+    assert message(hlg_toe="101") == "--hlg-toe must be at most 100, not 101"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from mlxlite.config import Settings
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 SETTINGS = [pytest.param(setting, id=setting.name) for setting in fields(Settings)]
 FIELDS = [field.name for field in request_fields.CHAT] + ["stop", "include_usage"]
+FIELDS += [field.name for field in request_fields.HLG_PARTS]
+FIELDS += [request_fields.BUDGET_TOKENS.name, *request_fields.EFFORTS]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -39,3 +41,34 @@ def test_routes(method: str, path: str) -> None:
 @pytest.mark.parametrize("name", FIELDS)
 def test_request_fields(name: str) -> None:
     assert f"`{name}`" in README
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """The cells of the table under a heading, by each name in its first cell."""
+    found: dict[str, list[str]] = {}
+    table = README.partition(heading)[2].partition("\n\n")[0]
+    for line in table.splitlines():
+        first, *cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        for name in first.split(", "):
+            found[name.strip("`")] = cells
+    return found
+
+
+def test_types_of_request_fields() -> None:
+    """Type and default as the table in `fields` has them."""
+    found = rows("| field | type | without it | |\n|---|---|---|---|\n")
+    for field in request_fields.CHAT:
+        kind, absent, *_ = found[field.name]
+        assert kind == request_fields.KIND_NAMES[field.kind], field.name
+        if field.name != "max_completion_tokens":  # shares the row of max_tokens
+            assert absent.replace("`", "") == field.absent, field.name
+
+
+def test_files() -> None:
+    """The map names every file of the package, and none that is gone."""
+    package = Path(app.__file__).parent
+    tools = package / "text" / "tools"  # one line for all
+    files = {path.name for path in package.rglob("*.py") if path.parent != tools}
+    block = README.partition("```\nmlxlite/\n")[2].partition("```")[0]
+    named = {word for line in block.splitlines() for word in line.split()[:1] if word[-3:] == ".py"}
+    assert named == files - {"__init__.py", "__main__.py"}
