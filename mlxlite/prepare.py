@@ -232,12 +232,6 @@ class Preparation:
         )
 
     def _window(self, size: int | None) -> int:
-        """A penalty's window. One as wide as the context is all of it, and costs no memory."""
-        if size is None:
-            return 20  # spec 10 section 2
-        return size if size < self.facts.max_context else 0
-
-    def _window(self, size: int | None) -> int:
         """Tokens that a penalty looks at; 0 is all, and so is a window that holds any sequence."""
         if size is None:
             return _DEFAULT_WINDOW

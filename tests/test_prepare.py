@@ -150,7 +150,9 @@ def test_options_of_the_request_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["repetition", "presence", "frequency"])
-@pytest.mark.parametrize(("given", "size"), [(None, 20), (0, 0), (7, 7), (1023, 1023), (1024, 0), (10**30, 0)])
+@pytest.mark.parametrize(
+    ("given", "size"), [(None, 20), (0, 0), (7, 7), (1023, 1023), (1024, 0), (10**30, 0)]
+)
 def test_penalty_windows(kind: str, given: int | None, size: int) -> None:
     """A window as wide as the context looks at all of it; the engine is given no huge number."""
     sampling = make().sampling(ask(**{f"{kind}_context_size": given}))
