@@ -47,6 +47,7 @@ class Recipe:
     largest_k: int = 0
     tones: tuple[curves.Hlg | None, ...] | None = None
     transfers: tuple[curves.Transfer | None, ...] | None = None
+    needs_mass: tuple[bool, ...] = ()  # rows whose filters or curve look at shares of probability
 
     @property
     def needs_candidates(self) -> bool:
@@ -102,7 +103,6 @@ def recipe(rows: Sequence[Row], vocab_size: int) -> Recipe:
         is_greedy=column(lambda s: s.is_greedy, mx.bool_),
         temperatures=temperatures,
         temperature=mx.array(temperatures, dtype=mx.float32)[:, None],
-        # Off is 2, not 1: a rounded sum of probabilities reaches 1 before the last token.
         top_p=column(lambda s: s.top_p if has_p(s) else 2.0) if any_row(has_p) else None,
         log_min_p=mx.log(column(lambda s: s.min_p if is_chain(s) else 0.0))
         if any_row(lambda s: s.min_p > 0)
@@ -112,6 +112,10 @@ def recipe(rows: Sequence[Row], vocab_size: int) -> Recipe:
         if any_row(has_k)
         else None,
         largest_k=max((s.top_k for s in samplings if has_k(s)), default=0),
+        needs_mass=tuple(
+            bool(has_p(s) or s.tone or s.transfer or (is_chain(s) and s.xtc_probability > 0))
+            for s in samplings
+        ),
         tones=tuple(_tone(s) for s in samplings) if any(s.tone for s in samplings) else None,
         transfers=tuple(_transfer(s) for s in samplings)
         if any(s.transfer for s in samplings)
@@ -169,7 +173,7 @@ def draw(
     if how.is_greedy is None or how.temperature is None:
         return best.astype(mx.uint32), None
     logits = logits.astype(mx.float32)
-    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    logprobs = logits - _base(logits, how)
     kept, is_certain = _filtered(logprobs, how, row_keys, candidates)
     if how.transfers is not None:
         kept = curves.transfer(kept, how.transfers)
@@ -186,6 +190,22 @@ def draw(
     if is_certain is not None:
         is_certain = (is_certain | how.is_greedy)[:, 0]
     return ids, is_certain
+
+
+def _base(logits: mx.array, how: Recipe) -> mx.array:
+    """What is subtracted from each row (B, 1): the logarithm of its mass, or its maximum.
+
+    Only shares of probability need the mass, and it costs more than all the rest of a plain draw. A
+    row's base depends on the row alone, or rounding would tie its draw to its neighbours.
+    """
+    needs_mass = how.needs_mass
+    if not any(needs_mass):
+        return mx.max(logits, axis=-1, keepdims=True)
+    mass = mx.logsumexp(logits, axis=-1, keepdims=True)
+    if all(needs_mass):
+        return mass
+    is_needed = mx.array(needs_mass)[:, None]
+    return mx.where(is_needed, mass, mx.max(logits, axis=-1, keepdims=True))
 
 
 def _filtered(
@@ -212,9 +232,9 @@ def _filtered(
         before = mx.cumsum(mass, axis=-1) - mass
         inside = mx.sum(before < how.top_p, axis=-1, keepdims=True)
         edge = mx.take_along_axis(ordered, mx.maximum(inside, 1) - 1, axis=-1)
+        is_off = how.top_p > 1
+        edge = mx.where(is_off, -mx.inf, edge)
         if count is not None:
-            is_off = how.top_p > 1
-            edge = mx.where(is_off, -mx.inf, edge)
             is_certain = is_off | (inside < count)
             if floor is not None:  # min-p cuts within the candidates anyway
                 is_certain = is_certain | (floor >= ordered[:, -1:])
