@@ -161,6 +161,12 @@ class Preparation:
         bos = self.tokenizer.bos_id
         if bos is not None and ids[:2] == [bos, bos]:
             ids = ids[1:]  # written by the template and by the tokenizer
+        if max(ids, default=0) >= self.facts.vocab_size:
+            # MLX does not check bounds: such an id would read past the embedding.
+            raise BadRequest(
+                f"the tokenizer gives token {max(ids)}, the model's vocabulary ends at "
+                f"{self.facts.vocab_size - 1}"
+            )
         # A template may render nothing (no messages it cares for); a row needs one token to start.
         return ids or [bos if bos is not None else min(self.tokenizer.eos_ids, default=0)]
 
@@ -272,21 +278,24 @@ class Preparation:
                 thinking=thinking,
                 starts_open=prompt.opens_thinking,
                 tools=tools,
-                most_calls=None if ask.parallel_tool_calls else 1,
+                most_calls=_most_calls(ask),
             )
 
         return make
 
     def _guide(self, ask: Ask, make_sink: Callable[[], Sink]) -> TextGuide | None:
         """What must be decided on text between two steps, or None if nothing must (D24)."""
-        single_call = bool(ask.tools) and not ask.parallel_tool_calls
+        most_calls = _most_calls(ask) if ask.tools else None
         budget = ask.thinking_budget if self._thinking and ask.messages is not None else None
-        if not ask.stop and not single_call and budget is None:
+        if not ask.stop and most_calls is None and budget is None:
             return None
         closing = closing_ids(self.tokenizer, self._thinking) if self._thinking else ()
-        return TextGuide(
-            make_sink(), single_call=single_call, budget_tokens=budget, closing=closing
-        )
+        return TextGuide(make_sink(), most_calls=most_calls, budget_tokens=budget, closing=closing)
+
+
+def _most_calls(ask: Ask) -> int | None:
+    """After how many calls the answer ends; None: after any number."""
+    return ask.max_tool_calls if ask.parallel_tool_calls else 1
 
 
 def _first(*values: float | None) -> float | None:

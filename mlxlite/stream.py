@@ -104,7 +104,7 @@ async def deltas(engine: Engine, prepared: Prepared, label: str) -> AsyncGenerat
     _log_end(label, done)
     if done.finish not in _FINISH:
         raise done.error or EngineFault("the engine gave no reason")
-    yield Delta(finish=_finish(done, sink), usage=_usage(done, sink))
+    yield Delta(finish=_finish(done, sink), usage=_usage(done, sink), stop=sink.stopped)
 
 
 def _with_logprobs(pieces: list[Delta], logprobs: list[TokenLogprob]) -> list[Delta]:

@@ -61,6 +61,7 @@ class Ask:
 
     tools: tuple[Mapping[str, JSON], ...] = ()
     parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None  # the answer ends after so many
     enable_thinking: bool | None = None  # chat_template_kwargs
     preserve_thinking: bool | None = None
     thinking: bool | None = None  # `thinking: {type}`
@@ -260,7 +261,7 @@ class Delta:
     """A piece of an answer: content, reasoning or a piece of a call, never two of them.
 
     logprobs belong to the tokens that came since the delta before. Only the last delta carries
-    `finish` (stop | length | tool_calls) and `usage`.
+    `finish` (stop | length | tool_calls) and `usage`, and `stop`, the stop string that was found.
     """
 
     text: str = ""
@@ -269,6 +270,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None
     usage: Usage | None = None
+    stop: str | None = None
 
 
 # ------------------------------------------------------------------------- the engine's border

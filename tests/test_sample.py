@@ -281,7 +281,7 @@ def test_one_allowed_token_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 5, 63, 64, 65, 128, 1000, 4096, 4160, 9999])
-@pytest.mark.parametrize("count", [1, 2, 40, 64])
+@pytest.mark.parametrize("count", [1, 2, 40, 64, 65, 300, 1024])
 def test_largest_equals_sorting(width: int, count: int) -> None:
     numbers = np.random.default_rng(width * count)
     for case in ("random", "forbidden", "ties", "sorted"):

@@ -215,7 +215,7 @@ def test_a_guide_stops_at_the_id_of_the_stop_string() -> None:
 
 def test_a_guide_stops_after_the_only_call() -> None:
     ids = TOKENIZER.encode(f"{CALL}\n{CALL}")
-    guide = TextGuide(sink_of(TOKENIZER, routing(shapes.HERMES)), single_call=True)
+    guide = TextGuide(sink_of(TOKENIZER, routing(shapes.HERMES)), most_calls=1)
     seen, verdict = verdicts(guide, ids)
     assert verdict == Verdict(1, stop=True)
     assert TOKENIZER.decode(ids[:seen]) == CALL.removesuffix("</tool_call>"), "it is complete"

@@ -49,7 +49,7 @@ def with_markup(
         return Sink(TOKENIZER, thinking=THINK_TAGS, tools=tools, most_calls=most, **how)
 
     closing = TOKENIZER.encode(THINK_TAGS.closing, add_special_tokens=False)
-    guide = TextGuide(make_sink(), single_call=single_call, budget_tokens=budget, closing=closing)
+    guide = TextGuide(make_sink(), most_calls=most, budget_tokens=budget, closing=closing)
     return asked(make_sink, guide, limit, 2)
 
 
@@ -367,7 +367,7 @@ def test_a_stop_found_only_at_the_end_is_a_stop() -> None:
 
 def test_one_call_only() -> None:
     engine = ScriptedEngine([(i,) for i in TOKENIZER.encode(CALL + CALL)])
-    answer = folded(engine, with_markup(single_call=True))
+    answer = folded(engine, with_markup(most_calls=1))
     assert len(answer.calls) == 1 and answer.finish == "tool_calls"
     assert json.loads(answer.calls[0].arguments)["c"] == "x"
     assert answer.usage.completion_tokens <= len(TOKENIZER.encode(CALL))  # it ended there

@@ -97,7 +97,7 @@ def test_top_k_counts_what_is_left() -> None:
 
 def test_random_rows_keep_what_the_reference_keeps() -> None:
     pick = random.Random(3)
-    for trial in range(40):
+    for trial in range(30):
         logits = logits_of(V, trial, pick.choice([0.5, 1.5, 3.0]))
         how = xtc(
             pick.choice([0.0, 0.02, 0.05, 0.1, 0.3, 0.5]),
@@ -116,9 +116,9 @@ def test_random_rows_keep_what_the_reference_keeps() -> None:
 def test_the_coin_falls_as_often_as_asked(probability: float) -> None:
     # Only with the coin is the last token ever alone.
     logits = by_probability(0.9, 0.1)
-    share = draws(logits, xtc(0.05, probability), 10_000)[1]
+    share = draws(logits, xtc(0.05, probability), 3000)[1]
     expected = probability + (1 - probability) * 0.1
-    assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / 10_000) + 1e-12
+    assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / 3000) + 1e-12
 
 
 def test_the_key_is_split_for_the_coin_and_the_draw() -> None:
@@ -202,7 +202,7 @@ def expected_shares(logits: np.ndarray, how: Sampling) -> np.ndarray:
 
 
 def test_every_kind_follows_its_distribution_beside_all_others() -> None:
-    count = 1500
+    count = 800
     logits = logits_of(V, seed=21, spread=1.5)
     kinds = [replace(how, seed=100 + n) for n, how in enumerate(KINDS.values())]
     rows = [row_of(how, position) for position in range(count) for how in kinds]
@@ -215,11 +215,11 @@ def test_every_kind_follows_its_distribution_beside_all_others() -> None:
         share = np.bincount(drawn[:, n], minlength=V) / count
         expected = expected_shares(logits, kinds[n])
         assert (share[expected == 0] == 0).all(), name
-        likely = expected > 2e-3  # a chi-square of rare cells has no limit
+        likely = expected > 5e-3  # a chi-square of rare cells has no limit
         chi_square = (count * (share - expected)[likely] ** 2 / expected[likely]).sum()
         freedom = max(likely.sum() - 1, 1)
         assert chi_square < freedom + 5 * math.sqrt(2 * freedom), name
-        assert np.abs(share - expected).sum() / 2 < 0.06, f"{name}: total variation"
+        assert np.abs(share - expected).sum() / 2 < 0.1, f"{name}: total variation"
     # The best eight candidates give the very same draws, or say that they cannot know.
     few, is_certain = sample.draw(lines, how, row_keys, 8)
     assert is_certain is not None

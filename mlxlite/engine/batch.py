@@ -73,6 +73,16 @@ class Batch:
 
     # -------------------------------------------------------------------------------- decode
 
+    def open(self, row: Row) -> None:
+        """Make what the row's own sampling needs; once, before its first step.
+
+        Apart from `step`, so that a failure here can end this row alone.
+        """
+        if not row.is_open:
+            prompt = row.spec.prompt_ids[:-1]
+            row.penalties = penalties_of(row.spec.sampling, prompt, self.vocab_size)
+            row.is_open = True
+
     def step(self, decode: Sequence[Row], accept: Accept) -> None:
         """One step: forward the tokens in flight, then read them and draw the next ones.
 
@@ -88,8 +98,7 @@ class Batch:
         going = [i for i, row in enumerate(seen) if row.phase is Phase.DECODE and row.wants_another]
         joining = [row for row in decode if row not in seen]
         for row in joining:
-            prompt = row.spec.prompt_ids[:-1]
-            row.penalties = penalties_of(row.spec.sampling, prompt, self.vocab_size)
+            self.open(row)
         rows = [seen[i] for i in going] + joining
 
         # 2. Queue the forward, and the draw too unless a guide has a word in it.

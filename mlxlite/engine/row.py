@@ -42,6 +42,7 @@ class Row:
     forced: deque[int] = field(default_factory=deque)  # what the guide wants next
     mask: Any = None  # bool array (V,) of what the guide allows, or None
     penalties: Any = None  # penalties.Penalties, or None
+    is_open: bool = False  # penalties are made
 
     # clocks, seconds of time.perf_counter
     submitted_at: float = field(default_factory=time.perf_counter)

@@ -49,10 +49,6 @@ class Recipe:
     transfers: tuple[curves.Transfer | None, ...] | None = None
     needs_mass: tuple[bool, ...] = ()  # rows whose filters or curve look at shares of probability
 
-    @property
-    def needs_candidates(self) -> bool:
-        return self.top_p is not None or self.top_k is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
@@ -311,7 +307,9 @@ def _best(
         chosen = mx.take_along_axis(grouped, best[:, :, None], axis=1).reshape(rows, -1)
         ids = (best[:, :, None] * block + mx.arange(block)).reshape(rows, -1)
     if not wants_ids:
-        return _descending(chosen)[:, :count], None
+        if chosen.shape[-1] > count:  # on the CPU, dividing takes a tenth of the time of sorting
+            chosen = -mx.partition(-chosen, count - 1, axis=-1)[:, :count]
+        return _descending(chosen), None
     order = mx.argsort(-chosen, axis=-1)[:, :count]
     return mx.take_along_axis(chosen, order, axis=-1), mx.take_along_axis(ids, order, axis=-1)
 

@@ -300,18 +300,19 @@ class Worker:
         self._scheduler.prefilled(row, tokens, time.perf_counter() - started)
 
     def _opened(self, row: Row) -> bool:
-        """Ask the guide of a row that has drawn nothing yet for its opening word."""
-        guide = row.spec.guide
-        if guide is None or row.sampled > 0:
+        """Prepare a row for its first draw and hear its guide's opening word; once."""
+        if row.is_open:
             return True
+        assert self._batch is not None
         try:
-            verdict = guide.observe(())
-            self._steer(row, verdict.forced, verdict.mask)
+            self._batch.open(row)
+            if row.spec.guide is not None:
+                verdict = row.spec.guide.observe(())
+                self._steer(row, verdict.forced, verdict.mask)
+                if verdict.stop:
+                    self._end(row, Finish.GUIDE)
         except Exception as error:
             self._row_failed(row, error)
-            return False
-        if verdict.stop:
-            self._end(row, Finish.GUIDE)
         return row.phase is Phase.DECODE
 
     def _accept(self, row: Row, token: int, logprob: TokenLogprob | None) -> None:
@@ -346,6 +347,8 @@ class Worker:
             self._end(row, finish, ids, logprobs=logprobs)
 
     def _steer(self, row: Row, forced: tuple[int, ...], mask: Any) -> None:
+        if (forced or mask is not None) and not row.is_steered:
+            raise ValueError("the guide steers without having said that it may")
         assert self._batch is not None
         vocab_size = self._batch.vocab_size
         if forced:

@@ -18,8 +18,8 @@ from mlxlite.types import Verdict
 class TextGuide:
     """Ends a row at a stop string or after its only call, and ends thinking over its budget.
 
-    sink: made like the one that renders the answer, and this guide's own. single_call: the row ends
-    at the id that completes the first call; its closing marker need not have come by then.
+    sink: made like the one that renders the answer, and this guide's own. most_calls: the row ends
+    at the id that completes the last of so many; its closing marker need not have come by then.
     budget_tokens: ids of reasoning after which `closing`, the ids of the markup that ends it, is
     forced (decision D10); 0 closes as soon as it opens.
     """
@@ -28,12 +28,12 @@ class TextGuide:
         self,
         sink: Sink,
         *,
-        single_call: bool = False,
+        most_calls: int | None = None,
         budget_tokens: int | None = None,
         closing: Sequence[int] = (),
     ) -> None:
         self._sink = sink
-        self._single_call = single_call
+        self._most_calls = most_calls
         self._budget_tokens = budget_tokens
         self._closing = tuple(closing)
         self._due = 0  # forced ids that have not come back yet
@@ -54,7 +54,7 @@ class TextGuide:
     def _is_over(self) -> bool:
         if self._sink.stopped is not None:
             return True
-        return self._single_call and self._sink.completed_calls > 0
+        return self._most_calls is not None and self._sink.completed_calls >= self._most_calls
 
     def _must_close(self) -> bool:
         # After a call the turn is about to end: there is no answer to make room for.
