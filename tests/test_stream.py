@@ -42,10 +42,10 @@ def with_markup(
     single_call: bool = False, budget: int | None = None, limit: int = 1000, **how: Any
 ) -> Prepared:
     """A request with a tool and think tags."""
+    most = 1 if single_call else None
 
     def make_sink() -> Sink:
         tools = route("<tool_call>", "", TOOLS)
-        most = 1 if single_call else None
         return Sink(TOKENIZER, thinking=THINK_TAGS, tools=tools, most_calls=most, **how)
 
     closing = TOKENIZER.encode(THINK_TAGS.closing, add_special_tokens=False)
