@@ -39,17 +39,16 @@ def prepared(
 
 
 def with_markup(
-    single_call: bool = False, budget: int | None = None, limit: int = 1000, **how: Any
+    most_calls: int | None = None, budget: int | None = None, limit: int = 1000, **how: Any
 ) -> Prepared:
     """A request with a tool and think tags."""
-    most = 1 if single_call else None
 
     def make_sink() -> Sink:
         tools = route("<tool_call>", "", TOOLS)
-        return Sink(TOKENIZER, thinking=THINK_TAGS, tools=tools, most_calls=most, **how)
+        return Sink(TOKENIZER, thinking=THINK_TAGS, tools=tools, most_calls=most_calls, **how)
 
     closing = TOKENIZER.encode(THINK_TAGS.closing, add_special_tokens=False)
-    guide = TextGuide(make_sink(), most_calls=most, budget_tokens=budget, closing=closing)
+    guide = TextGuide(make_sink(), most_calls=most_calls, budget_tokens=budget, closing=closing)
     return asked(make_sink, guide, limit, 2)
 
 
