@@ -18,8 +18,10 @@ from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from mlxlite import __version__, config
+from mlxlite import fields as request_fields
 from mlxlite.config import SettingError, Settings
-from mlxlite.errors import MlxliteError
+from mlxlite.errors import BadRequest, MlxliteError
+from mlxlite.fields import Field
 from mlxlite.types import Ask, Done, Event
 
 PROG = "mlxlite"
@@ -67,9 +69,11 @@ def _generate_parser() -> _Parser:
     parser.add_argument("text", nargs="*", metavar="[MODEL] TEXT", help="the prompt")
     parser.add_argument("--prompt", help="the prompt, as a flag")
     parser.add_argument("--raw", action="store_true", help="do not use the chat template")
-    parser.add_argument("--max-tokens", dest="limit", default="256", help="default 256")
-    for name in ("temperature", "top-p", "top-k", "min-p", "seed"):
-        parser.add_argument(f"--{name}")
+    parser.add_argument("--max-tokens", default="256", help="default 256")
+    for field in request_fields.SAMPLING:  # the flags of a request are its fields
+        flag = "--" + field.name.replace("_", "-")
+        shown = "NUMBER" if field.kind is float else "INT"
+        parser.add_argument(flag, metavar=shown, help=f"{field.doc}; without it: {field.absent}")
     _add_settings(parser, _ENGINE_SETTINGS)
     return parser
 
@@ -120,12 +124,8 @@ def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
     ask = Ask(
         messages=None if arguments.raw else ({"role": "user", "content": text},),
         prompt=text if arguments.raw else None,
-        max_tokens=_number(arguments, "limit", int, "--max-tokens"),
-        temperature=_number(arguments, "temperature", float),
-        top_p=_number(arguments, "top_p", float),
-        top_k=_number(arguments, "top_k", int),
-        min_p=_number(arguments, "min_p", float),
-        seed=_number(arguments, "seed", int),
+        max_tokens=_sampling(arguments, request_fields.MAX_TOKENS),
+        **{field.name: _sampling(arguments, field) for field in request_fields.SAMPLING},
     )
     from mlxlite import launch
 
@@ -215,19 +215,19 @@ def _local_model(name: str | None, settings: Settings) -> Any:
         return install.get(None, settings.home, progress.for_terminal(sys.stderr))
 
 
-def _number(arguments: argparse.Namespace, name: str, kind: type, flag: str | None = None) -> Any:
-    raw = getattr(arguments, name)
+def _sampling(arguments: argparse.Namespace, field: Field) -> Any:
+    """A flag that is a request field: the same type, range and words as over HTTP."""
+    raw = getattr(arguments, field.name)
+    flag = "--" + field.name.replace("_", "-")
     if raw is None:
         return None
     try:
-        value = kind(raw)
+        return request_fields.take({field.name: field.kind(raw)}, field)
     except ValueError:
-        value = None
-    if value is None or not (value >= 0 or name == "seed") or value == float("inf"):
-        raise _Usage(
-            f"{flag or '--' + name.replace('_', '-')} must be a number of at least 0, not {raw!r}"
-        )
-    return value
+        kind = request_fields.KIND_NAMES[field.kind]
+        raise _Usage(f"{flag} must be of type {kind}, not {raw!r}") from None
+    except BadRequest as error:
+        raise _Usage(error.message.replace(field.name, flag, 1)) from None
 
 
 def _help() -> str:

@@ -84,11 +84,11 @@ def test_help_of_a_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--api-key", ""], "--api-key must not be empty"),
         (["generate"], "give one prompt"),
         (["generate", "a", "b", "c"], "give one prompt"),
-        (["generate", "hi", "--temperature", "-1"], "--temperature must be a number"),
-        (["generate", "hi", "--temperature", "nan"], "--temperature must be a number"),
-        (["generate", "hi", "--temperature", "inf"], "--temperature must be a number"),
-        (["generate", "hi", "--max-tokens", "x"], "--max-tokens must be a number"),
-        (["generate", "hi", "--seed", "1.5"], "--seed must be"),
+        (["generate", "hi", "--temperature", "-1"], "--temperature must be at least 0"),
+        (["generate", "hi", "--temperature", "nan"], "--temperature must be a finite number"),
+        (["generate", "hi", "--temperature", "inf"], "--temperature must be a finite number"),
+        (["generate", "hi", "--max-tokens", "x"], "--max-tokens must be of type int"),
+        (["generate", "hi", "--seed", "1.5"], "--seed must be of type int"),
     ],
 )
 def test_wrong_usage(
