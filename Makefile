@@ -1,7 +1,7 @@
 # mlxlite: `make run` serves the default model, `make test` tests everything; both set up what they need.
 #
 #   make run [MODEL=name] [PORT=8080] [ARGS="--flag value"]
-#   make test | check | bench | setup | clean
+#   make test | test-fast | check | bench | setup | clean
 #
 # Linux on x86-64 without an NVIDIA driver installs MKL (655 MB), ten times the speed; NO_MKL=1 skips it.
 
@@ -28,7 +28,10 @@ endif
 COMMA := ,
 STAMP := $(VENV)/.set-up$(if $(EXTRAS),-$(subst $(COMMA),-,$(EXTRAS)))
 
-.PHONY: setup setup-test run test check bench clean
+.PHONY: setup setup-test run test test-fast check bench clean
+
+# A file stays on one worker: its fixtures are models and servers.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
 setup: $(STAMP)
 setup-test: $(STAMP)-test
@@ -53,7 +56,11 @@ run: setup
 
 test: setup-test
 	$(BIN)/mlxlite get
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PARALLEL)
+
+# What needs neither seconds nor the real model, for the work in between.
+test-fast: setup-test
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not real and not slow and not bench"
 
 check: setup-test
 	$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }

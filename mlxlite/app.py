@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxlite import __version__
-from mlxlite.api import local, openai
+from mlxlite.api import anthropic, completions, local, openai, responses, text
 from mlxlite.config import Settings
 from mlxlite.http.guard import Policy
-from mlxlite.http.routing import EventStream, Request, Response, Route, Router
+from mlxlite.http.routing import EventStream, Request, Response, Route, Router, Surface
 from mlxlite.http.server import Server
 from mlxlite.prepare import Preparation
 from mlxlite.service import Service
+from mlxlite.store import ResponseStore
 from mlxlite.text.template import ChatTemplate
 from mlxlite.text.tokenizer import Tokenizer
 
@@ -40,11 +41,28 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
     ("GET", "/health", local.health),
     ("GET", "/ready", local.ready),
     ("GET", "/stats", local.stats),
+    ("GET", "/metrics", local.metrics),
     ("GET", "/v1", local.about),
     ("GET", "/v1/models", local.models),
     ("GET", "/v1/models/{id:path}", local.model),
     ("POST", "/v1/chat/completions", openai.chat),
+    ("POST", "/v1/completions", completions.complete),
+    ("POST", "/v1/responses", responses.create),
+    ("GET", "/v1/responses/{id}", responses.retrieve),
+    ("DELETE", "/v1/responses/{id}", responses.delete),
+    ("GET", "/v1/responses/{id}/input_items", responses.input_items),
+    ("POST", "/v1/responses/{id}/cancel", responses.cancel),
+    ("POST", "/v1/messages", anthropic.messages),
+    ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
+    ("POST", "/tokenize", text.tokenize),
+    ("POST", "/detokenize", text.detokenize),
+    ("POST", "/apply-template", text.apply_template),
 )
+# Whose shape the errors of a path, and of those below it, have; the others have OpenAI's.
+SURFACES: dict[str, Surface] = {
+    "/v1/messages": anthropic,
+    "/v1/messages/count_tokens": anthropic,
+}
 OPEN_PATHS = ("/health", "/ready")  # no key needed (decision D13)
 
 
@@ -68,7 +86,8 @@ def _generation_defaults(path: Path) -> dict[str, Any]:
 
 def routes(service: Service) -> list[Route]:
     return [
-        Route(method, path, functools.partial(handler, service)) for method, path, handler in ROUTES
+        Route(method, path, functools.partial(handler, service), SURFACES.get(path))
+        for method, path, handler in ROUTES
     ]
 
 
@@ -86,7 +105,8 @@ async def serve(
     raised.
     """
     stop = until or asyncio.Event()
-    service = Service(settings, worker, settings.served_name or name)
+    store = ResponseStore(settings.home / "responses.sqlite3")
+    service = Service(settings, worker, settings.served_name or name, store)
     policy = Policy(
         bound_host=settings.host,
         allow_hosts=settings.allow_host,
@@ -95,6 +115,7 @@ async def serve(
         open_paths=OPEN_PATHS,
     )
     server = Server(Router(routes(service), policy))
+    service.endpoints = tuple(dict.fromkeys(path.replace(":path", "") for _, path, _ in ROUTES))
     service.http_stats = server.stats
     if until is None:
         _stop_on_signals(stop)
@@ -120,6 +141,7 @@ async def serve(
         # It ends with the engine. If the stop came first, nobody wants to know how.
         await asyncio.gather(opening, return_exceptions=True)
         service.close()
+        await asyncio.to_thread(store.close)
         if settings.unix is not None:
             settings.unix.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""A chat body -> Ask: the one reading of request fields that all surfaces share (floor 2).
+"""A body of a request -> Ask: the one reading of fields that all surfaces share (floor 2).
 
 Messages and Responses are translated into the shape of a chat request and read here too, so that a
 field means the same everywhere. Every wrong value is a 400 naming its field, before the model is
@@ -8,6 +8,8 @@ touched (decision D12); a promise that is not built yet is a 400 that names it, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
 
 from mlxlite import fields
 from mlxlite.errors import BadRequest
@@ -22,23 +24,13 @@ def parse_chat(body: Mapping[str, JSON]) -> Ask:
     messages = fields.take(body, fields.MESSAGES)
     if not messages:
         raise BadRequest("messages required", param="messages")
-    _refuse_promises(body)
-    options = fields.take(body, fields.STREAM_OPTIONS) or {}
-    max_tokens = fields.take(body, fields.MAX_COMPLETION_TOKENS)
-    if max_tokens is None:
-        max_tokens = fields.take(body, fields.MAX_TOKENS)
+    _refuse_chat_promises(body)
     template = fields.take(body, fields.TEMPLATE_OPTIONS) or {}
     thinking = fields.take(body, fields.THINKING) or {}
     tools = fields.take_tools(body)
     return Ask(
         messages=tuple(messages),
-        stream=bool(fields.take(body, fields.STREAM)),
-        include_usage=bool(fields.take(options, fields.INCLUDE_USAGE, "stream_options.")),
-        max_tokens=max_tokens,
-        stop=normalise_stops(body.get("stop")),
-        **{field.name: fields.take(body, field) for field in fields.SAMPLING},
-        logit_bias=fields.take_logit_bias(body),
-        hlg=_hlg(body),
+        **_shared(body),
         top_logprobs=_top_logprobs(body),
         tools=() if body.get("tool_choice") == "none" else tools,
         parallel_tool_calls=fields.take(body, fields.PARALLEL_TOOL_CALLS) is not False,
@@ -50,6 +42,57 @@ def parse_chat(body: Mapping[str, JSON]) -> Ask:
         reasoning_effort=fields.take(body, fields.REASONING_EFFORT),
         thinking_budget=_thinking_budget(body, thinking),
     )
+
+
+def parse_completion(body: Mapping[str, JSON]) -> list[Ask]:
+    """A completions body: one Ask a prompt, alike but for it. Raises BadRequest naming the field.
+
+    `logprobs` is a number here; true, which some clients send, means 1.
+    """
+    given = dict(body)
+    if isinstance(logprobs := given.get("logprobs"), bool):
+        given["logprobs"] = 1 if logprobs else None
+    for field in fields.COMPLETIONS:
+        fields.take(given, field)
+    prompts = fields.take_prompts(given)
+    _refuse_promises(given)
+    if given.get("suffix"):
+        raise BadRequest("suffix is not supported; leave it empty", param="suffix")
+    n = fields.take(given, fields.N) or 1
+    best_of = fields.take(given, fields.BEST_OF)
+    if best_of is not None and best_of != n:
+        why = "must be at least n" if best_of < n else "above n is not supported; leave it out"
+        raise BadRequest(f"best_of {why}", param="best_of")
+    if (answers := len(prompts) * n) > fields.MOST_ANSWERS:
+        raise BadRequest(
+            f"prompt and n ask for {answers} answers; at most {fields.MOST_ANSWERS} are given",
+            param="prompt",
+        )
+    first = Ask(
+        prompt=prompts[0],
+        echo=bool(fields.take(given, fields.ECHO)),
+        **_shared(given),
+        top_logprobs=fields.take(given, fields.COUNTED_LOGPROBS),
+    )
+    return [replace(first, prompt=prompt) for prompt in prompts]
+
+
+def _shared(body: Mapping[str, JSON]) -> dict[str, Any]:
+    """What chat and completions read alike."""
+    options = fields.take(body, fields.STREAM_OPTIONS) or {}
+    max_tokens = fields.take(body, fields.MAX_COMPLETION_TOKENS)
+    if max_tokens is None:
+        max_tokens = fields.take(body, fields.MAX_TOKENS)
+    return {
+        "n": fields.take(body, fields.N) or 1,
+        "stream": bool(fields.take(body, fields.STREAM)),
+        "include_usage": bool(fields.take(options, fields.INCLUDE_USAGE, "stream_options.")),
+        "max_tokens": max_tokens,
+        "stop": normalise_stops(body.get("stop")),
+        **{field.name: fields.take(body, field) for field in fields.SAMPLING},
+        "logit_bias": fields.take_logit_bias(body),
+        "hlg": _hlg(body),
+    }
 
 
 def _flag(options: Mapping[str, JSON], name: str) -> bool | None:
@@ -79,26 +122,29 @@ def _top_logprobs(body: Mapping[str, JSON]) -> int | None:
     return count if wants or count else None
 
 
-def _refuse_promises(body: Mapping[str, JSON]) -> None:
+def _refuse(name: str, why: str = "is not supported yet") -> NoReturn:
+    raise BadRequest(f"{name} {why}", param=name)
+
+
+def _refuse_chat_promises(body: Mapping[str, JSON]) -> None:
     """Refuse what would have to be kept and is not built yet; each names its field."""
+    _refuse_promises(body)
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        _refuse("tool_choice", "must be auto or none; forced calls are not supported yet")
+    if body.get("functions"):
+        _refuse("functions", "is not supported; use tools")
 
-    def refuse(name: str, why: str = "is not supported yet") -> None:
-        raise BadRequest(f"{name} {why}", param=name)
 
-    if (fields.take(body, fields.N) or 1) > 1:
-        refuse("n")
+def _refuse_promises(body: Mapping[str, JSON]) -> None:
+    """Of these, what chat and completions share."""
     wanted_format = body.get("response_format")
     if wanted_format is not None and wanted_format != {"type": "text"}:
-        refuse("response_format")
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        refuse("tool_choice", "must be auto or none; forced calls are not supported yet")
-    if body.get("functions"):
-        refuse("functions", "is not supported; use tools")
+        _refuse("response_format")
     for name in ("guided_json", "guided_regex", "guided_grammar", "guided_choice"):
         if body.get(name) is not None:
-            refuse(name)
+            _refuse(name)
     for name in ("structured_outputs", "audio"):
         if body.get(name):
-            refuse(name)
+            _refuse(name)
     if (adapter := body.get("adapter")) is not None and adapter.lower() != "none":
         raise BadRequest(f"adapter {adapter!r} is not mounted; none is", param="adapter")

@@ -9,7 +9,7 @@ say is checked by the functions at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """kind: bool, int, float (any number), str, list or dict. low, high: inclusive limits.
+    """kind: bool, int, float (any number), str, list or dict; object is a string or an object,
+    tuple a string or a list. low, high: inclusive limits.
 
     absent: in words, what happens without it. choices: all values of a string.
     """
@@ -36,6 +37,13 @@ class Field:
 
 
 MODEL = Field("model", str, "ignored; the served id is echoed", "the served model")
+PROMPT = Field("prompt", tuple, "one or several texts or lists of token ids", "refused")
+CONTENT = Field("content", str, "the text, by its other name", "prompt")
+TEXT = Field("prompt", str, "the text", "content, messages")
+TOKENS = Field("tokens", list, "token ids", "refused")
+ADD_SPECIAL_TOKENS = Field(
+    "add_special_tokens", bool, "whether a text gets the tokens that open a prompt", "true"
+)
 MESSAGES = Field("messages", list, "the conversation", "refused")
 STREAM = Field("stream", bool, "send the answer as server-sent events", "false")
 STREAM_OPTIONS = Field("stream_options", dict, "include_usage: one more chunk with the usage", "{}")
@@ -86,7 +94,13 @@ HLG_PARTS = (
 )
 LOGPROBS = Field("logprobs", bool, "report log-probabilities of the tokens", "false")
 TOP_LOGPROBS = Field("top_logprobs", int, "and of so many of the likeliest", "0", low=-1, high=20)
-N = Field("n", int, "how many answers", "1", low=1)
+COUNTED_LOGPROBS = Field(
+    "logprobs", int, "log-probabilities of the tokens and of so many others", low=0, high=20
+)
+N = Field("n", int, "how many answers; answer i is drawn with seed + i", "1", low=1, high=128)
+BEST_OF = Field("best_of", int, "must equal n", "n", low=1)
+ECHO = Field("echo", bool, "the answer starts with the prompt", "false")
+SUFFIX = Field("suffix", str, "must be empty; text to fill up to is not supported", "none")
 TOOLS = Field("tools", list, "functions that the model may call", "none")
 TOOL_CHOICE = Field("tool_choice", object, "auto or none", "auto")
 PARALLEL_TOOL_CALLS = Field("parallel_tool_calls", bool, "false: end after one call", "true")
@@ -143,10 +157,29 @@ CHAT = (
     TEMPLATE_OPTIONS,
     ADAPTER,
 )
+COMPLETIONS = (
+    MODEL,
+    PROMPT,
+    STREAM,
+    STREAM_OPTIONS,
+    MAX_COMPLETION_TOKENS,
+    MAX_TOKENS,
+    *SAMPLING,
+    LOGIT_BIAS,
+    HLG,
+    COUNTED_LOGPROBS,
+    N,
+    BEST_OF,
+    ECHO,
+    SUFFIX,
+    ADAPTER,
+)
+TEXTS = (TEXT, CONTENT, MESSAGES)  # of /tokenize, one of them
+MOST_ANSWERS = 1024  # of one request: prompts times n
 
 KIND_NAMES: dict[type, str] = {
     bool: "bool", int: "int", float: "number", str: "string", list: "list", dict: "object",
-    object: "string or object",
+    object: "string or object", tuple: "string or list",
 }  # fmt: skip
 
 
@@ -180,6 +213,8 @@ def _is(value: JSON, kind: type) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind is object:
         return isinstance(value, str | dict)
+    if kind is tuple:
+        return isinstance(value, str | list)
     return isinstance(value, kind)
 
 
@@ -212,6 +247,35 @@ def take_logit_bias(body: Mapping[str, JSON]) -> tuple[tuple[int, float], ...]:
             raise wrong
         pairs.append((int(key), float(bias)))
     return tuple(pairs)
+
+
+def take_prompts(body: Mapping[str, JSON]) -> list[str | tuple[int, ...]]:
+    """The prompts of a completion; ids are checked against the vocabulary later."""
+    value = take(body, PROMPT)
+    if not value:
+        raise BadRequest("prompt required: a string, token ids, or a list of them", param="prompt")
+    if isinstance(value, str) or _is(value[0], int):
+        return [_prompt(value, "prompt")]
+    return [_prompt(item, f"prompt[{index}]") for index, item in enumerate(value)]
+
+
+def _prompt(value: JSON, at: str) -> str | tuple[int, ...]:
+    if not isinstance(value, str | list):
+        raise BadRequest(f"{at} must be a string or a list of token ids", param=at)
+    if not value:
+        raise BadRequest(f"{at} must not be empty", param=at)
+    if isinstance(value, str):
+        return value
+    return take_ids(value, at)
+
+
+def take_ids(value: Sequence[JSON], at: str) -> tuple[int, ...]:
+    """A list of token ids; 64 bits are more than any vocabulary has."""
+    for index, token in enumerate(value):
+        if not _is(token, int) or not 0 <= token < 2**63:
+            where = f"{at}[{index}]"
+            raise BadRequest(f"{where} must be a token id", param=where)
+    return tuple(value)
 
 
 def take_tools(body: Mapping[str, JSON]) -> tuple[Mapping[str, JSON], ...]:

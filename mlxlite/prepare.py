@@ -18,7 +18,7 @@ from mlxlite.config import Settings
 from mlxlite.errors import BadRequest, TooLong
 from mlxlite.text.channels import Thinking, thinking_of
 from mlxlite.text.guides import TextGuide, closing_ids
-from mlxlite.text.messages import normalise_messages, typed_tool_schemas
+from mlxlite.text.messages import Message, normalise_messages, typed_tool_schemas
 from mlxlite.text.sink import Sink
 from mlxlite.text.template import ChatTemplate, open_think
 from mlxlite.text.tokenizer import Tokenizer
@@ -41,12 +41,13 @@ class Prepared:
     """A request ready to run. spec: for the engine. make_sink: for the stream.
 
     limit: most tokens to generate; 0 asks for an empty answer, which the engine is not bothered
-    with.
+    with. echo: the prompt as text, if the answer is to start with it.
     """
 
     spec: RowSpec
     make_sink: Callable[[], Sink]
     limit: int
+    echo: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,21 @@ class Preparation:
             guide=self._guide(ask, make_sink),
             top_logprobs=ask.top_logprobs,
             snapshot_at=prompt.boundary,
+            prompt_logprobs=ask.echo and ask.top_logprobs is not None,
         )
-        return Prepared(spec, make_sink, limit)
+        return Prepared(spec, make_sink, limit, self._echo(ask) if ask.echo else None)
+
+    def choices(self, ask: Ask) -> list[Prepared]:
+        """The `n` rows of a request: one preparation, seeds that count up, a guide of its own for
+        each. Raises BadRequest or TooLong."""
+        first = self(ask)
+        found = [first]
+        for i in range(1, ask.n):
+            seed = (first.spec.sampling.seed + i) & (2**64 - 1)
+            sampling = replace(first.spec.sampling, seed=seed)
+            guide = self._guide(ask, first.make_sink)
+            found.append(replace(first, spec=replace(first.spec, sampling=sampling, guide=guide)))
+        return found
 
     # ------------------------------------------------------------------------------- thinking
 
@@ -143,18 +157,44 @@ class Preparation:
         """Token ids of the prompt (spec 10 section 7)."""
         if ask.messages is None:
             assert ask.prompt is not None
-            ids = self._encoded(ask.prompt)
+            if isinstance(ask.prompt, str):
+                ids = self._encoded(ask.prompt)
+            else:
+                ids = self._checked(ask.prompt)
             return _Prompt(ids, len(ids), False)
-        messages = normalise_messages(
-            list(ask.messages), knows_developer=self.template.knows_developer
-        )
-        tools = typed_tool_schemas(ask.tools) if ask.tools else None
-        options = self.template_options(ask)
+        messages, tools, options = self._template_values(ask)
         text = self.template.render(messages, tools=tools, options=options)
         ids = self._encoded(text)
         mode = (bool(tools), *sorted(options.items()))
         boundary = self._boundary(mode, messages, tools, options, ids)
         return _Prompt(ids, boundary, open_think(text, messages))
+
+    def text(self, ask: Ask) -> str:
+        """The prompt of a conversation as text."""
+        messages, tools, options = self._template_values(ask)
+        return self.template.render(messages, tools=tools, options=options)
+
+    def _template_values(self, ask: Ask) -> tuple[list[Message], list[Any] | None, dict[str, JSON]]:
+        """Messages, tools and options as the template takes them."""
+        messages = normalise_messages(
+            list(ask.messages or ()), knows_developer=self.template.knows_developer
+        )
+        tools = typed_tool_schemas(ask.tools) if ask.tools else None
+        return messages, tools, self.template_options(ask)
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        """Token ids of a client: outside the vocabulary they would read past the embedding."""
+        if (largest := max(ids)) >= self.facts.vocab_size:
+            raise BadRequest(
+                f"prompt names token {largest}; the vocabulary ends at {self.facts.vocab_size - 1}",
+                param="prompt",
+            )
+        return list(ids)
+
+    def _echo(self, ask: Ask) -> str:
+        if isinstance(ask.prompt, str):
+            return ask.prompt
+        return self.tokenizer.decode(ask.prompt or (), keep_special=True)
 
     def _encoded(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text)
@@ -200,6 +240,20 @@ class Preparation:
         return common
 
     # ------------------------------------------------------------------------------- sampling
+
+    @property
+    def knows_thinking(self) -> bool:
+        """Whether the model marks its reasoning, so that it can be told apart."""
+        return self._thinking is not None
+
+    def sampling_defaults(self) -> dict[str, float | None]:
+        """What a request gets that says nothing; None is off."""
+        resolved = self.sampling(Ask())
+        return {
+            "temperature": resolved.temperature,
+            "top_p": resolved.top_p or None,
+            "top_k": resolved.top_k or None,
+        }
 
     def sampling(self, ask: Ask) -> Sampling:
         """Request, then server, then the model's config, then built-in (spec 10 section 2)."""

@@ -7,15 +7,25 @@ It exists before the model is loaded; requests that come early wait for it. Owne
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
 
+from mlxlite import __version__
+from mlxlite.background import Jobs
 from mlxlite.config import Settings
 from mlxlite.errors import EngineDown
+from mlxlite.metrics import Metrics
 from mlxlite.prepare import Preparation, Prepared
+from mlxlite.store import ResponseStore
 from mlxlite.stream import deltas
+from mlxlite.together import Indexed, together
 from mlxlite.types import Ask, Delta, Engine, EngineState
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _POOL_THREADS = 2  # templates and tokenisers; they free the GIL only in part, so more gain nothing
 
@@ -23,11 +33,17 @@ _POOL_THREADS = 2  # templates and tokenisers; they free the GIL only in part, s
 class Service:
     """model_id: what clients see. `opened` is called once, with the preparation or an error."""
 
-    def __init__(self, settings: Settings, engine: Engine, model_id: str) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, model_id: str, responses: ResponseStore
+    ) -> None:
         self.settings = settings
         self.engine = engine
         self.model_id = model_id
+        self.responses = responses
+        self.jobs = Jobs()
         self.created = int(time.time())
+        self.metrics = Metrics()
+        self.endpoints: tuple[str, ...] = ()  # paths, once there is a router
         self.http_stats: Callable[[], dict[str, int]] = dict  # the server's, once there is one
         self.pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxlite-prepare")
         self._preparation: asyncio.Future[Preparation] = asyncio.get_running_loop().create_future()
@@ -54,14 +70,42 @@ class Service:
 
     async def prepare(self, ask: Ask) -> Prepared:
         """Resolve a request in the pool. Raises BadRequest, TooLong, EngineDown."""
+        return await self.in_pool(await self.preparation(), ask)
+
+    async def prepare_choices(self, ask: Ask) -> list[Prepared]:
+        """The `n` rows of a request, in the pool. Raises BadRequest, TooLong, EngineDown."""
+        return await self.in_pool((await self.preparation()).choices, ask)
+
+    async def fingerprint(self) -> str:
+        """Changes when the same request and seed may give another answer."""
+        facts = (await self.preparation()).facts
+        parts = (self.model_id, __version__, facts.model_type, facts.dtype, facts.backend)
+        return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+
+    async def count(self, ask: Ask) -> int:
+        """Tokens of a request's prompt, whether or not it fits. Raises BadRequest, EngineDown."""
         preparation = await self.preparation()
-        return await asyncio.get_running_loop().run_in_executor(self.pool, preparation, ask)
+        return len((await self.in_pool(preparation.prompt, ask)).ids)
+
+    async def in_pool(self, work: Callable[[*Ts], T], *given: *Ts) -> T:
+        """Run what is too slow for the event loop, and touches no array, in the pool."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work, *given)
 
     async def run(self, prepared: Prepared, label: str) -> AsyncGenerator[Delta, None]:
         """Give a prepared request to the engine; its deltas. Raises Busy or EngineDown at once."""
-        pieces = deltas(self.engine, prepared, label)
+        pieces = deltas(self.engine, prepared, label, self.metrics)
         await anext(pieces)  # the engine took it
         return pieces
+
+    async def run_together(self, rows: Sequence[Prepared], label: str) -> Indexed:
+        """The same for the rows of one request; their deltas with the index of their row."""
+        pieces = together(self.engine, rows, label, self.settings.batch, self.metrics)
+        await anext(pieces)
+        return pieces
+
+    async def stored(self, outcome: Future[T]) -> T:
+        """What the response store found; the event loop goes on meanwhile. Raises StoreFault."""
+        return await asyncio.wrap_future(outcome)
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, replace
 
 from mlxlite.errors import EngineFault
+from mlxlite.metrics import Metrics
 from mlxlite.prepare import Prepared
 from mlxlite.text.sink import Sink
 from mlxlite.types import CallPiece, Delta, Done, Engine, Event, Finish, TokenLogprob, Usage
@@ -66,16 +67,19 @@ class Mailbox:
         return [self._events.popleft() for _ in range(len(self._events))]
 
 
-async def deltas(engine: Engine, prepared: Prepared, label: str) -> AsyncGenerator[Delta, None]:
+async def deltas(
+    engine: Engine, prepared: Prepared, label: str, metrics: Metrics | None = None
+) -> AsyncGenerator[Delta, None]:
     """Run a prepared request and yield what its client sees; the last delta has finish and usage.
 
     The first delta is empty and says that the engine took the row, so that a surface can wait for
     it before it opens a stream: a refusal still is a plain error then.
 
-    label: names the request in the log. Closing the generator early cancels the row within a step.
+    label: names the request in the log, as `<request id> <surface>`. metrics: told what the log
+    line says. Closing the generator early cancels the row within a step.
     Raises what the row ended with: EngineFault, EngineDown, Cancelled; Busy before anything ran.
     """
-    if prepared.limit == 0:
+    if prepared.limit == 0 and not prepared.spec.prompt_logprobs:
         yield Delta()
         usage = Usage(len(prepared.spec.prompt_ids), 0, 0, 0, 0.0, 0.0, 0.0)
         yield Delta(finish="length", usage=usage)
@@ -88,31 +92,39 @@ async def deltas(engine: Engine, prepared: Prepared, label: str) -> AsyncGenerat
         yield Delta()
         while done is None:
             pieces: list[Delta] = []
-            logprobs: list[TokenLogprob] = []
             for event in await mailbox.take():
-                pieces += sink.push(event.ids)
-                logprobs += event.logprobs
+                if prepared.limit or not event.ids:  # else the prompt's log-probabilities are all
+                    pieces += _pushed(sink, event)
                 done = event.done or done
             if done is not None and done.finish in _FINISH:
                 pieces += sink.finish()
-            for piece in _with_logprobs(pieces, logprobs):
+            for piece in pieces:
                 yield piece
     finally:
         if done is None:
             engine.cancel(row_id)
-            log.info("%s: client left", label)
-    _log_end(label, done)
+            _record_end(label, None, metrics)
+    _record_end(label, done, metrics)
     if done.finish not in _FINISH:
         raise done.error or EngineFault("the engine gave no reason")
-    yield Delta(finish=_finish(done, sink), usage=_usage(done, sink), stop=sink.stopped)
+    if prepared.limit == 0:
+        yield Delta(finish="length", usage=replace(_usage(done, sink), completion_tokens=0))
+    else:
+        yield Delta(finish=_finish(done, sink), usage=_usage(done, sink), stop=sink.stopped)
 
 
-def _with_logprobs(pieces: list[Delta], logprobs: list[TokenLogprob]) -> list[Delta]:
-    """The pieces of a step with its log-probabilities on the first; alone if there is no piece."""
-    if not logprobs:
-        return pieces
-    first = pieces[0] if pieces else Delta()
-    return [replace(first, logprobs=tuple(logprobs)), *pieces[1:]]
+def _pushed(sink: Sink, event: Event) -> list[Delta]:
+    """What an event's ids settle. Log-probabilities go token by token, so that each comes with the
+    text, the reasoning or the call that its token belongs to."""
+    if not event.logprobs:
+        return sink.push(event.ids)
+    if not event.ids:  # of the prompt
+        return [Delta(logprobs=event.logprobs)]
+    pieces: list[Delta] = []
+    for token_id, logprob in zip(event.ids, event.logprobs, strict=True):
+        first, *rest = sink.push((token_id,)) or [Delta()]  # its text may come later
+        pieces += [replace(first, logprobs=(logprob,)), *rest]
+    return pieces
 
 
 def _finish(done: Done, sink: Sink) -> str:
@@ -122,29 +134,48 @@ def _finish(done: Done, sink: Sink) -> str:
     return "stop" if sink.stopped is not None else _FINISH[done.finish]
 
 
+class Fold:
+    """Grows into the whole answer that a stream of deltas amounts to."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, CallPiece] = {}
+        self._logprobs: list[TokenLogprob] = []
+        self._last: Delta | None = None
+
+    def push(self, delta: Delta) -> None:
+        self._text.append(delta.text)
+        self._reasoning.append(delta.reasoning)
+        self._logprobs += delta.logprobs
+        if (piece := delta.call) is not None:
+            known = self._calls.get(piece.index)
+            before = known.arguments if known is not None else ""
+            self._calls[piece.index] = replace(piece, arguments=before + piece.arguments)
+        if delta.finish is not None:
+            self._last = delta
+
+    def answer(self) -> Answer:
+        """Once the last delta was pushed. Raises EngineFault before."""
+        last = self._last
+        if last is None or last.finish is None or last.usage is None:
+            raise EngineFault("the stream ended without a finish")
+        return Answer(
+            text="".join(self._text),
+            reasoning="".join(self._reasoning),
+            calls=tuple(self._calls.values()),
+            logprobs=tuple(self._logprobs),
+            finish=last.finish,
+            usage=last.usage,
+        )
+
+
 async def fold(pieces: AsyncIterator[Delta]) -> Answer:
     """The whole answer that a stream of deltas amounts to."""
-    text: list[str] = []
-    reasoning: list[str] = []
-    calls: dict[int, CallPiece] = {}
-    logprobs: list[TokenLogprob] = []
+    whole = Fold()
     async for delta in pieces:
-        text.append(delta.text)
-        reasoning.append(delta.reasoning)
-        logprobs += delta.logprobs
-        if (piece := delta.call) is not None:
-            before = calls[piece.index].arguments if piece.index in calls else ""
-            calls[piece.index] = replace(piece, arguments=before + piece.arguments)
-        if delta.finish is not None and delta.usage is not None:
-            return Answer(
-                text="".join(text),
-                reasoning="".join(reasoning),
-                calls=tuple(calls.values()),
-                logprobs=tuple(logprobs),
-                finish=delta.finish,
-                usage=delta.usage,
-            )
-    raise EngineFault("the stream ended without a finish")
+        whole.push(delta)
+    return whole.answer()
 
 
 def _usage(done: Done, sink: Sink) -> Usage:
@@ -159,8 +190,16 @@ def _usage(done: Done, sink: Sink) -> Usage:
     )
 
 
-def _log_end(label: str, done: Done) -> None:
-    """One line a request, at its end; never its text."""
+def _record_end(label: str, done: Done | None, metrics: Metrics | None) -> None:
+    """One record a row, at its end, with two readers: a log line, never its text, and `/metrics`.
+
+    done: None if its client left before.
+    """
+    if metrics is not None:
+        metrics.ended(label.partition(" ")[2], done)
+    if done is None:
+        log.info("%s: client left", label)
+        return
     computed = done.prompt_tokens - done.cached_tokens
     log.info(
         "%s: in %d (%d cached) out %d, queued %.0f ms, first token %.0f ms, "

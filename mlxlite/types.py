@@ -36,7 +36,9 @@ class Ask:
     """
 
     messages: tuple[Mapping[str, JSON], ...] | None = None
-    prompt: str | None = None
+    prompt: str | tuple[int, ...] | None = None
+    echo: bool = False  # the answer starts with the prompt
+    n: int = 1  # answers wanted; answer i has seed + i
     stream: bool = False
     include_usage: bool = False
     max_tokens: int | None = None
@@ -167,6 +169,7 @@ class RowSpec:
     guide: Guide | None = None
     top_logprobs: int | None = None  # None: no logprobs; 0: of the drawn token only; at most 20
     snapshot_at: int = 0  # prompt tokens that every later turn keeps (spec 10 section 8)
+    prompt_logprobs: bool = False  # of the prompt's tokens too, from the second on; all are run
 
 
 # -------------------------------------------------------------------------------------- Event
@@ -214,7 +217,8 @@ class TokenLogprob:
 class Event:
     """What one step gave one row: new ids (never EOS), and its end if it ended.
 
-    logprobs: one an id, if the row asked for them.
+    logprobs: one an id, if the row asked for them. Those of the prompt come before, a chunk at a
+    time, in events without ids.
     """
 
     ids: tuple[int, ...] = ()
@@ -260,8 +264,9 @@ class CallPiece:
 class Delta:
     """A piece of an answer: content, reasoning or a piece of a call, never two of them.
 
-    logprobs belong to the tokens that came since the delta before. Only the last delta carries
-    `finish` (stop | length | tool_calls) and `usage`, and `stop`, the stop string that was found.
+    logprobs belong to the tokens that came since the delta before; those of the prompt come first,
+    in deltas of their own. Only the last delta carries `finish` (stop | length | tool_calls) and
+    `usage`, and `stop`, the stop string that was found.
     """
 
     text: str = ""

@@ -72,11 +72,38 @@ def test_served_name_with_slashes(tiny_folder: Path) -> None:
         assert server.chat(model="x").json()["model"] == "org/name:4b"
 
 
+def test_model_row(tiny_server: LiveApp, tiny_folder: Path) -> None:
+    (row,) = tiny_server.ask("GET", "/v1/models").json()["data"]
+    assert row["context_window"] == 1024 and row["batch_mode"] == "batch"
+    assert row["capabilities"] == dict.fromkeys(
+        ("reasoning", "tools", "vision", "audio", "structured_output", "embeddings"), False
+    )
+    assert row["gen_defaults"] == {"temperature": 0.7, "top_p": None, "top_k": None}
+    template = tiny_folder.parent / "able.jinja"
+    template.write_text("{{ tools }}<think>{{ messages }}</think>")
+    flags = {"chat_template": str(template), "temperature": "0.3", "top_k": "9"}
+    with LiveApp(tiny_folder, **flags) as server:
+        row = server.ask("GET", f"/v1/models/{server.name}").json()
+        assert row["reasoning"] and row["tools"] and not row["vision"]
+        assert row["gen_defaults"] == {"temperature": 0.3, "top_p": None, "top_k": 9}
+
+
+def test_fingerprint(tiny_server: LiveApp, tiny_folder: Path) -> None:
+    """Stable over requests and surfaces; another model name gives another."""
+    first = tiny_server.chat().json()["system_fingerprint"]
+    body = {"prompt": "a", "max_tokens": 1}
+    assert tiny_server.ask("POST", "/v1/completions", body).json()["system_fingerprint"] == first
+    with LiveApp(tiny_folder) as server:
+        assert server.chat().json()["system_fingerprint"] == first
+    with LiveApp(tiny_folder, served_name="other") as server:
+        assert server.chat().json()["system_fingerprint"] != first
+
+
 def test_about_and_stats(tiny_server: LiveApp) -> None:
     about = tiny_server.ask("GET", "/v1").json()
     assert (about["name"], about["version"]) == ("mlxlite", __version__)
-    paths = {path for _, path, _ in app.ROUTES if "{" not in path and path != "/v1"}
-    assert set(about["endpoints"]) == paths
+    paths = [path.replace(":path", "") for _, path, _ in app.ROUTES]
+    assert about["endpoints"] == list(dict.fromkeys(paths))
 
     before = tiny_server.batch()
     usage = tiny_server.chat().json()["usage"]
@@ -122,7 +149,7 @@ def test_chat_path(tiny_server: LiveApp) -> None:
     for method in ("GET", "HEAD", "PUT", "DELETE"):
         reply = tiny_server.ask(method, CHAT)
         assert (reply.status, reply.headers["allow"]) == (405, "OPTIONS, POST")
-    for path in ("/", "/v1/chat", "/v2/models", "/v1/completions", "/tokenizer_info"):
+    for path in ("/", "/v1/chat", "/v2/models", "/v1/complete", "/tokenizer_info"):
         reply = tiny_server.ask("GET", path)
         assert reply.status == 404 and reply.error["message"] == f"no such path: {path}"
 

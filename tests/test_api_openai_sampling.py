@@ -21,6 +21,8 @@ from tests import tiny
 from tests.live import HELLO, LiveApp, frames
 from tests.scripted import TOKENIZER
 
+pytestmark = pytest.mark.slow
+
 PROMPT = TOKENIZER.encode("<|im_start|>user\nhello world<|im_end|>\n<|im_start|>assistant\n")
 EVERYTHING: dict[str, Any] = {
     "temperature": 1.1,

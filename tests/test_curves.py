@@ -18,6 +18,8 @@ from mlxlite.errors import BadRequest
 
 import mlx.core as mx  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 INF = math.inf
 GRID = np.linspace(-60, 0, 4801, dtype=np.float32)  # every region of every curve, top at 0
 
@@ -215,7 +217,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize(("variant", "reference"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("variant", "reference"), VARIANTS, ids=[str(v) for v, _ in VARIANTS])
 def test_variants_follow_the_spec(variant: Any, reference: Any) -> None:
     for logprobs in (GRID, logprobs_of(1003), logprobs_of(1003, 1, 12)):
         drops = logprobs.astype(np.float64) - logprobs.max()

@@ -15,6 +15,8 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 SETTINGS = [pytest.param(setting, id=setting.name) for setting in fields(Settings)]
 FIELDS = [field.name for field in request_fields.CHAT] + ["stop", "include_usage"]
 FIELDS += [field.name for field in request_fields.HLG_PARTS]
+FIELDS += [field.name for field in (*request_fields.COMPLETIONS, *request_fields.TEXTS)]
+FIELDS += [request_fields.TOKENS.name, request_fields.ADD_SPECIAL_TOKENS.name]
 FIELDS += [request_fields.BUDGET_TOKENS.name, *request_fields.EFFORTS]
 
 
@@ -54,9 +56,17 @@ def rows(heading: str) -> dict[str, list[str]]:
     return found
 
 
+HEADING = "| field | type | without it | |\n|---|---|---|---|\n"
+
+
 def test_types_of_request_fields() -> None:
     """Type and default as the table in `fields` has them."""
-    found = rows("| field | type | without it | |\n|---|---|---|---|\n")
+    found = rows(HEADING)
+    own = rows(f"thinking is not told apart.\n\n{HEADING}")
+    of_completions = [f for f in request_fields.COMPLETIONS if f not in request_fields.CHAT]
+    assert set(own) == {f.name for f in of_completions}
+    for field in of_completions:
+        assert own[field.name][:2] == [request_fields.KIND_NAMES[field.kind], field.absent]
     for field in request_fields.CHAT:
         kind, absent, *_ = found[field.name]
         assert kind == request_fields.KIND_NAMES[field.kind], field.name

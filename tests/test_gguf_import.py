@@ -23,6 +23,8 @@ from mlxlite.models.library import describe, weight_files
 from mlxlite.models.safetensors_file import check_safetensors
 from tests.gguf_writer import HEADS, NUMBERS, permute, tiny_gguf
 
+pytestmark = pytest.mark.slow
+
 # Loads folders with mlx-lm's model files (without the package's own __init__, which imports
 # transformers) and prints the logits of a few tokens, one JSON line a folder.
 LOAD = """

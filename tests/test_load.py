@@ -416,6 +416,7 @@ for dtype in (mx.float16, mx.float32):
 """
 
 
+@pytest.mark.slow
 def test_mlx_lm_says_the_same() -> None:
     """Side by side, because importing transformers takes its time."""
     children = [

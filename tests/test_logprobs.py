@@ -31,6 +31,8 @@ from tests.rows import PROMPT, Heard, Scripted, mask_of
 
 import mlx.core as mx  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 NEAR = 2e-4  # float32 with a cache against float32 without
 
 

@@ -26,6 +26,8 @@ from tests.decoding import (
 
 import mlx.core as mx  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 V = 40
 BIAS = ((3, 2.5), (7, -100.0), (39, 0.125), (0, 100.0))
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -57,6 +58,20 @@ def test_paris(client: openai.OpenAI) -> None:
     assert "Paris" in text and text == streamed
     assert answer.model == MODEL and answer.choices[0].finish_reason == "stop"
     assert 30 < answer.usage.prompt_tokens < 60 and answer.usage.completion_tokens < 40
+
+
+def test_messages(child: Child) -> None:
+    """The same answer by Anthropic's package, plain and streamed; the prompt as it was counted."""
+    asked: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": QUESTION}]}
+    with anthropic.Anthropic(base_url=child.url, api_key="x", max_retries=0) as client:
+        count = client.messages.count_tokens(**asked).input_tokens
+        asked.update(max_tokens=60, extra_body={"temperature": 0})
+        answer = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            assert stream.get_final_text() == answer.content[0].text
+    assert "Paris" in answer.content[0].text and answer.stop_reason == "end_turn"
+    usage = answer.usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == count
 
 
 def test_emoji(client: openai.OpenAI) -> None:

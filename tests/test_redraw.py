@@ -23,6 +23,8 @@ from tests.test_batch import FAMILIES
 
 import mlx.core as mx  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 # ------------------------------------------------------------------------ one draw, exactly
 
 

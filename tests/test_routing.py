@@ -127,6 +127,22 @@ class Messages:
         return {"type": "error", "error": {"type": "api_error", "message": error.message}}
 
 
+def test_what_is_missing_below_a_surface_is_its_own() -> None:
+    async def fail(request: Request) -> Response:
+        raise BadRequest("no")
+
+    routes = [Route("POST", "/v1/messages", fail, Messages()), Route("GET", "/v1/{id:path}", fail)]
+    router = Router(routes[:1])
+    for path in ("/v1/messages/a", "/v1/messages/a/b/"):
+        request, response = ask(router, "POST", path)
+        assert response.status == 404 and json.loads(response.body)["type"] == "error"
+        assert ("request-id", request.request_id) in request.reply_fields
+    both = Router(routes)
+    for each, path in ((router, "/v1/messagesx"), (router, "/v1"), (both, "/v1/a")):
+        request, response = ask(each, "POST", path)
+        assert response.status in (404, 405) and "type" not in json.loads(response.body)
+
+
 def test_openai_shape() -> None:
     def kind(error: MlxliteError) -> Any:
         return json.loads(error_response(error).body)["error"]["type"]

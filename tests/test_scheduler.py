@@ -117,6 +117,7 @@ class Trial:
         row.end(finish)
 
 
+@pytest.mark.slow
 def test_no_row_is_lost_whatever_the_schedule() -> None:
     cancelled = set()
     for seed in range(2000):

@@ -13,6 +13,8 @@ from tests.folded import Folded, run, sink_of, tokenizer_with
 from tests.golden.markers import FAMILIES
 from tests.golden.shapes import ADD, CHAT, TOOLS, Case, Golden
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     pytest.param(golden, case, id=f"{golden.family}-{n}")
     for golden in FAMILIES

@@ -300,6 +300,9 @@ def test_limits_are_exact() -> None:
     wide = Limits(body_bytes=4)
     assert parse([POST + b"Content-Length: 4\r\n\r\nabcd"], wide)[-1] == End()
     assert parse([POST + b"Content-Length: 5\r\n\r\n"], wide)[-1] == 413
+    head, status_code = parse([POST + b"Content-Length: 5\r\nExpect: 100-continue\r\n\r\n"], wide)
+    assert isinstance(head, Head) and status_code == 413  # whose surface answers is known then
+    assert not head.expects_continue
     assert parse([CHUNKED + b"2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n"], wide)[-1] == End()
     assert parse([CHUNKED + b"2\r\nab\r\n3\r\n"], wide)[-1] == 413
 

@@ -20,6 +20,8 @@ from tests.test_sample import FLAT, draw, draws, kept, logits_of, row_of, softma
 
 import mlx.core as mx  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 V = 24
 
 

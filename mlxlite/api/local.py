@@ -8,6 +8,7 @@ from typing import Any
 from mlxlite import __version__
 from mlxlite.errors import NotFound
 from mlxlite.http.routing import Request, Response, json_response
+from mlxlite.metrics import CONTENT_TYPE, Family, single
 from mlxlite.service import Service
 from mlxlite.types import EngineState
 
@@ -28,13 +29,12 @@ async def ready(service: Service, request: Request) -> Response:
 
 async def about(service: Service, request: Request) -> Response:
     """GET /v1"""
-    endpoints = ["/health", "/ready", "/stats", "/v1/chat/completions", "/v1/models"]
     return json_response(
         {
             "name": "mlxlite",
             "version": __version__,
             "model": service.model_id,
-            "endpoints": endpoints,
+            "endpoints": list(service.endpoints),
         }
     )
 
@@ -55,7 +55,16 @@ async def model(service: Service, request: Request) -> Response:
 
 
 async def _model_row(service: Service) -> dict[str, Any]:
-    facts = (await service.preparation()).facts
+    preparation = await service.preparation()
+    facts = preparation.facts
+    capabilities = {
+        "reasoning": preparation.knows_thinking,
+        "tools": "tools" in preparation.template.source,
+        "vision": False,
+        "audio": False,
+        "structured_output": False,
+        "embeddings": False,
+    }
     return {
         "id": service.model_id,
         "object": "model",
@@ -65,7 +74,43 @@ async def _model_row(service: Service) -> dict[str, Any]:
         "model_type": facts.model_type,
         "backend": facts.backend,
         "dtype": facts.dtype,
+        **capabilities,
+        "batch_mode": "batch",
+        "adapters": [],
+        "training": False,
+        "dsa": False,
+        "mtp": False,
+        "capabilities": capabilities,
+        "gen_defaults": preparation.sampling_defaults(),
     }
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """GET /metrics: counters and histograms of the answers, gauges of the moment."""
+    rows, http = service.engine.stats(), service.http_stats()
+    memory = rows.get("memory", {})
+    states = [({"state": s.value}, float(s is service.engine.state)) for s in EngineState]
+    kinds = [
+        ({"kind": kind}, memory.get(f"{kind}_bytes", 0)) for kind in ("active", "peak", "cache")
+    ]
+    now = [
+        Family("mlxlite_engine_state", "gauge", "1 for the state the engine is in.", states),
+        Family("mlxlite_memory_bytes", "gauge", "MLX's, after the newest step.", kinds),
+    ]
+    for name, kind, doc, value in (
+        ("active_rows", "gauge", "Rows that run.", rows.get("active_rows")),
+        ("pending_rows", "gauge", "Rows that wait.", rows.get("pending_rows")),
+        ("rejected_rows_total", "counter", "Refused: queue full.", rows.get("rejected_rows")),
+        ("decode_steps_total", "counter", "Decode steps.", rows.get("decode_steps")),
+        ("prefill_chunks_total", "counter", "Prefill chunks.", rows.get("prefill_chunks")),
+        ("connections", "gauge", "Open connections.", http.get("connections")),
+        ("http_requests_active", "gauge", "Being answered.", http.get("requests_active")),
+        ("http_requests_total", "counter", "HTTP requests.", http.get("requests_total")),
+    ):
+        if value is not None:
+            now.append(single(f"mlxlite_{name}", kind, doc, value))
+    body = service.metrics.render(now).encode()
+    return Response(200, body, {"content-type": CONTENT_TYPE})
 
 
 async def stats(service: Service, request: Request) -> Response:
@@ -81,5 +126,6 @@ async def stats(service: Service, request: Request) -> Response:
             },
             "batch": service.engine.stats(),
             "http": service.http_stats(),
+            "response_store": await service.stored(service.responses.statistics()),
         }
     )

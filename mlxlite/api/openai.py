@@ -8,28 +8,19 @@ The body is read by `asks`; here are the shapes of answers, chunks and log-proba
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxlite.api.openai_shapes import frames, render_usage
 from mlxlite.asks import parse_chat
-from mlxlite.errors import EngineFault, MlxliteError
-from mlxlite.http.routing import (
-    EventStream,
-    Request,
-    Response,
-    encode_json,
-    json_response,
-    render_error,
-)
+from mlxlite.http.routing import EventStream, Request, Response, json_response
 from mlxlite.service import Service
-from mlxlite.stream import Answer, fold
-from mlxlite.types import JSON, CallPiece, Delta, TokenLogprob, Usage
-
-log = logging.getLogger(__name__)
+from mlxlite.stream import Answer
+from mlxlite.together import Indexed, fold_together, total
+from mlxlite.types import CallPiece, Delta, TokenLogprob, Usage
 
 # ---------------------------------------------------------------------------------- rendering
 
@@ -45,28 +36,25 @@ class Style:
     id: str
     created: int
     model: str
+    fingerprint: str
     wants_usage: bool
     reasoning: tuple[str, ...]
     spell: Callable[[int], bytes]
 
     def fields(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
     def chunk(
         self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         frame = {**self.fields("chat.completion.chunk"), "choices": choices}
         return {**frame, "usage": usage} if self.wants_usage else frame
-
-
-def render_usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }
 
 
 def render_logprobs(style: Style, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -93,7 +81,7 @@ def render_call(call: CallPiece) -> dict[str, Any]:
     }
 
 
-def render_whole(style: Style, answer: Answer) -> dict[str, Any]:
+def render_choice(style: Style, index: int, answer: Answer) -> dict[str, Any]:
     is_silent = answer.calls and not answer.text
     message: dict[str, Any] = {
         "role": "assistant",
@@ -103,18 +91,24 @@ def render_whole(style: Style, answer: Answer) -> dict[str, Any]:
         message.update(dict.fromkeys(style.reasoning, answer.reasoning))
     if answer.calls:  # absent where there are none (fault F16)
         message["tool_calls"] = [render_call(call) for call in answer.calls]
-    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": answer.finish}
+    choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": answer.finish}
     if answer.logprobs:
         choice["logprobs"] = render_logprobs(style, answer.logprobs)
+    return choice
+
+
+def render_whole(style: Style, answers: Sequence[Answer]) -> dict[str, Any]:
+    """n answers to one conversation."""
+    usage = total([answer.usage for answer in answers], len(answers))
     return {
         **style.fields("chat.completion"),
-        "choices": [choice],
-        "usage": render_usage(answer.usage),
+        "choices": [render_choice(style, i, answer) for i, answer in enumerate(answers)],
+        "usage": render_usage(usage),
     }
 
 
-def render_delta(style: Style, delta: Delta, seen: set[int]) -> list[dict[str, Any]]:
-    """The chunks of one delta. Usage goes out once, alone and last, and only if asked (F20).
+def render_delta(style: Style, index: int, delta: Delta, seen: set[int]) -> list[dict[str, Any]]:
+    """The chunks of one delta of the answer with this index.
 
     seen: indexes of the calls that were announced; the first piece of a call brings id and name.
     """
@@ -133,24 +127,18 @@ def render_delta(style: Style, delta: Delta, seen: set[int]) -> list[dict[str, A
             content["tool_calls"] = [{"index": call.index, **render_call(call)}]
     chunks = []
     if content or delta.logprobs:
-        choice: dict[str, Any] = {"index": 0, "delta": content, "finish_reason": None}
+        choice: dict[str, Any] = {"index": index, "delta": content, "finish_reason": None}
         if delta.logprobs:
             choice["logprobs"] = render_logprobs(style, delta.logprobs)
         chunks.append(style.chunk([choice]))
     if delta.finish is not None:
-        chunks.append(style.chunk([{"index": 0, "delta": {}, "finish_reason": delta.finish}]))
-        if style.wants_usage and delta.usage is not None:
-            chunks.append(style.chunk([], render_usage(delta.usage)))
+        chunks.append(style.chunk([{"index": index, "delta": {}, "finish_reason": delta.finish}]))
     return chunks
 
 
-def render_opening(style: Style) -> dict[str, Any]:
+def render_opening(style: Style, index: int) -> dict[str, Any]:
     opening = {"role": "assistant", "content": ""}
-    return style.chunk([{"index": 0, "delta": opening, "finish_reason": None}])
-
-
-def _frame(value: JSON) -> bytes:
-    return b"data: " + encode_json(value) + b"\n\n"
+    return style.chunk([{"index": index, "delta": opening, "finish_reason": None}])
 
 
 # ------------------------------------------------------------------------------------ handler
@@ -166,37 +154,38 @@ _REASONING_FIELDS = {
 async def chat(service: Service, request: Request) -> Response | EventStream:
     """POST /v1/chat/completions"""
     ask = parse_chat(await request.json())
-    prepared = await service.prepare(ask)
+    rows = await service.prepare_choices(ask)
     tokenizer = (await service.preparation()).tokenizer
     style = Style(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=service.model_id,
+        fingerprint=await service.fingerprint(),
         wants_usage=ask.include_usage,
         reasoning=_REASONING_FIELDS[service.settings.reasoning_field],
         spell=tokenizer.bytes_of,
     )
-    pieces = await service.run(prepared, f"{request.request_id} chat")
+    pieces = await service.run_together(rows, f"{request.request_id} chat")
     if ask.stream:
-        return EventStream(_frames(style, pieces), heartbeat_s=service.settings.heartbeat_s)
-    return json_response(render_whole(style, await fold(pieces)))
+        chunks = _chunks(style, pieces, len(rows))
+        return EventStream(frames(style.id, chunks), heartbeat_s=service.settings.heartbeat_s)
+    return json_response(render_whole(style, await fold_together(pieces, len(rows))))
 
 
-async def _frames(style: Style, pieces: AsyncGenerator[Delta, None]) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of one answer. An error after the opening is a frame, then the end."""
-    seen: set[int] = set()
+async def _chunks(style: Style, pieces: Indexed, n: int) -> AsyncGenerator[dict[str, Any], None]:
+    """The chunks of all answers, each with its index; usage goes out once, alone and last, and
+    only if asked (F20)."""
+    seen: list[set[int]] = [set() for _ in range(n)]
+    usages: dict[int, Usage] = {}
     try:
-        yield _frame(render_opening(style))
-        async for delta in pieces:
-            for chunk in render_delta(style, delta, seen):
-                yield _frame(chunk)
-    except MlxliteError as error:
-        yield _frame(render_error(error))
-        return
-    except Exception:
-        log.exception("%s failed in mid-stream", style.id)
-        yield _frame(render_error(EngineFault("internal error")))
-        return
+        for index in range(n):
+            yield render_opening(style, index)
+        async for index, delta in pieces:
+            for chunk in render_delta(style, index, delta, seen[index]):
+                yield chunk
+            if delta.usage is not None:
+                usages[index] = delta.usage
     finally:
         await pieces.aclose()
-    yield b"data: [DONE]\n\n"
+    if style.wants_usage:
+        yield style.chunk([], render_usage(total([usages[i] for i in range(n)], n)))

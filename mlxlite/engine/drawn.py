@@ -107,6 +107,13 @@ def add_logprobs(drawn: Drawn, logits: mx.array, most: int) -> None:
         drawn.top_logprobs = best - total
 
 
+def score(logits: mx.array, row: Row, ids: Sequence[int]) -> Drawn:
+    """Tokens of a row that are given, as if they had been drawn. logits: (T, V). ids: T."""
+    given = Drawn([row] * len(ids), mx.array(list(ids), dtype=mx.uint32))
+    add_logprobs(given, logits, row.spec.top_logprobs or 0)
+    return given
+
+
 def most_logprobs(rows: Sequence[Row]) -> int | None:
     """The most that any of these rows wants of the best; None if none wants log-probabilities."""
     return max((r.spec.top_logprobs for r in rows if r.spec.top_logprobs is not None), default=None)

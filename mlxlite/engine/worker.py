@@ -88,6 +88,7 @@ class Worker:
         self._settled = threading.Event()  # loaded, or failed to
         self._ids = itertools.count(1)
         self._counters = _Counters()
+        self._memory = (0, 0, 0)  # bytes active, peak, cached by MLX; read on the engine thread
         self._step_s: deque[float] = deque(maxlen=512)  # durations of steps that only decoded
         self._thread = threading.Thread(target=self._run, name="mlxlite-engine", daemon=True)
         # Made on the engine thread:
@@ -170,6 +171,9 @@ class Worker:
             "generated_tokens": counters.generated_tokens,
             "prefill_chunks": counters.prefill_chunks,
             "decode_steps": counters.decode_steps,
+            "memory": dict(
+                zip(("active_bytes", "peak_bytes", "cache_bytes"), self._memory, strict=True)
+            ),
             "decode_step_ms": round(statistics.median(steps) * 1000, 3) if steps else None,
         }
 
@@ -206,6 +210,7 @@ class Worker:
                 self._advance()
                 if not self._scheduler.rows:
                     self._batch.let_go()
+                self._memory = mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory()
         except BaseException as error:  # a bug of ours; nobody may wait on a dead thread
             log.exception("the engine thread failed")
             self._go_down(EngineDown(f"the engine failed: {error}"))
@@ -291,13 +296,20 @@ class Worker:
         assert self._batch is not None
         started = time.perf_counter()
         try:
-            self._batch.prefill(row, tokens)
+            logprobs = self._batch.prefill(row, tokens)
         except Exception as error:
             log.exception("a prefill failed; its row ends")
             self._end(row, Finish.ERROR, error=EngineFault(f"the engine failed: {error}"))
             return
         self._counters.prefill_chunks += 1
-        self._scheduler.prefilled(row, tokens, time.perf_counter() - started)
+        # A scored prompt is slow; its speed says nothing about other rows' chunks.
+        seconds = 0.0 if row.spec.prompt_logprobs else time.perf_counter() - started
+        self._scheduler.prefilled(row, tokens, seconds)
+        if logprobs:
+            try:
+                row.sink(Event(logprobs=tuple(logprobs)))
+            except Exception as error:
+                self._row_failed(row, error)
 
     def _opened(self, row: Row) -> bool:
         """Prepare a row for its first draw and hear its guide's opening word; once."""

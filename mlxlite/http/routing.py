@@ -343,9 +343,11 @@ class Router:
             chosen = [methods[method] for methods, _ in matches if method in methods]
             route = chosen[0] if chosen else next(iter(matches[0][0].values()))
             request.surface = route.surface
-            second_name = getattr(route.surface, "request_id_field", None)
-            if second_name is not None:
-                request.reply_fields.append((second_name, request.request_id))
+        else:
+            request.surface = self._surface_above(path)
+        second_name = getattr(request.surface, "request_id_field", None)
+        if second_name is not None:
+            request.reply_fields.append((second_name, request.request_id))
         policy = self._policy
         if policy is None:
             return None
@@ -373,6 +375,13 @@ class Router:
         if matches:
             raise MethodNotAllowed(f"{request.method} is not allowed here", allow)
         raise NotFound(f"no such path: {request.path}")
+
+    def _surface_above(self, path: str) -> Surface | None:
+        """Of the nearest route above a path that there is not: its clients asked for it."""
+        while path := path.rpartition("/")[0]:
+            if path in self._fixed:
+                return next(iter(self._fixed[path].values())).surface
+        return None
 
     def _matches(self, path: str) -> list[tuple[dict[str, Route], dict[str, str]]]:
         """Every entry that the path fits: its routes by method, and the path's parameters."""

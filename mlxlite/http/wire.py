@@ -272,6 +272,7 @@ class RequestParser:
             option.strip(" \t") for option in fields.get("connection", "").lower().split(",")
         }
         has_body = self._choose_body(minor)
+        is_too_large = self._data_left > self._limits.body_bytes
         return Head(
             method=method,
             path=path,
@@ -282,7 +283,7 @@ class RequestParser:
             # RFC 9112 section 9.3: persistent by default since 1.1.
             keep_alive="close" not in connection and (minor == 1 or "keep-alive" in connection),
             has_body=has_body,
-            expects_continue=self._check_expectation(minor) and has_body,
+            expects_continue=self._check_expectation(minor) and has_body and not is_too_large,
         )
 
     def _choose_body(self, minor: int) -> bool:
@@ -311,9 +312,7 @@ class RequestParser:
         if values or not (digits.isascii() and digits.isdigit()):
             raise ProtocolError(400, "malformed or conflicting Content-Length")
         digits = digits.lstrip("0")
-        if len(digits) > 18 or int(digits or "0") > self._limits.body_bytes:
-            raise self._body_too_large()
-        return int(digits or "0")
+        return int(digits or "0") if len(digits) <= 18 else 10**18
 
     def _check_expectation(self, minor: int) -> bool:
         """True if the client waits for 100 (RFC 9110 section 10.1.1; to be ignored in 1.0)."""
@@ -327,6 +326,9 @@ class RequestParser:
     # ------------------------------------------------------------------------------------ body
 
     def _read_data(self) -> Part | None:
+        # Only after the head: the answer has the shape of the surface that was asked.
+        if self._data_left > self._limits.body_bytes:
+            raise self._body_too_large()
         if not self._buffer:
             self._is_starved = True
             return None

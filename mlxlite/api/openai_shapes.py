@@ -1,0 +1,52 @@
+"""What OpenAI's chat and completions surfaces share: usage and the frames of a stream.
+
+data: {"id":"cmpl-…","object":"text_completion",…}
+(empty line)
+data: [DONE]
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from mlxlite.errors import EngineFault, MlxliteError
+from mlxlite.http.routing import encode_json, render_error
+from mlxlite.types import JSON, Usage
+
+log = logging.getLogger(__name__)
+
+
+def render_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+async def frames(name: str, chunks: AsyncGenerator[JSON, None]) -> AsyncGenerator[bytes, None]:
+    """Server-sent events of an answer. An error after the opening is a frame, then the end.
+
+    name: of the answer, for the log. chunks: started at once and closed exactly once.
+    """
+    try:
+        async for chunk in chunks:
+            yield _frame(chunk)
+    except MlxliteError as error:
+        yield _frame(render_error(error))
+        return
+    except Exception:
+        log.exception("%s failed in mid-stream", name)
+        yield _frame(render_error(EngineFault("internal error")))
+        return
+    finally:
+        await chunks.aclose()
+    yield b"data: [DONE]\n\n"
+
+
+def _frame(value: JSON) -> bytes:
+    return b"data: " + encode_json(value) + b"\n\n"

@@ -1,0 +1,469 @@
+"""What clients send to OpenAI's Responses: checked, and translated to a chat request (floor 3).
+
+    body -> check_body, read_input -> items -> parse_response -> Ask
+
+An item is what the Responses API calls one: a message, a call, its result, reasoning. Items are
+what is stored and chained; `asks.parse_chat` reads the chat request that they amount to, so that a
+field means the same on every surface. Errors name the fields that the client wrote, such as
+`input[2].content[0].type`. Everything here is pure and never changes its input.
+
+Sources: spec 70 section 6.1, decision D12, clients.md (Requests 6 to 10).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mlxlite import fields
+from mlxlite.asks import parse_chat
+from mlxlite.errors import BadRequest
+from mlxlite.fields import Field
+from mlxlite.types import JSON, Ask
+
+Item = dict[str, Any]
+
+INSTRUCTIONS = Field("instructions", str, "opens the system message", "the previous response's")
+PREVIOUS = Field("previous_response_id", str, "the response that this one continues", "none")
+MAX_OUTPUT_TOKENS = Field("max_output_tokens", int, "most tokens", "the room left", low=0)
+MAX_TOOL_CALLS = Field("max_tool_calls", int, "end after so many calls", "any number", low=1)
+TOP_LOGPROBS = Field("top_logprobs", int, "likeliest tokens to report", "0", low=0, high=20)
+INCLUDE = Field("include", list, "message.output_text.logprobs; others are hints", "[]")
+STORE = Field("store", bool, "keep the response for an hour", "true")
+BACKGROUND = Field("background", bool, "answer at once, work on", "false")
+REASONING = Field("reasoning", dict, "effort; summary is a hint", "{}")
+EFFORT = Field("effort", str, "as reasoning_effort", choices=(*fields.EFFORTS, "max"))
+SUMMARY = Field("summary", str, "a hint: the reasoning goes out whole")
+TEXT = Field("text", dict, "format; verbosity is a hint", "{}")
+TEXT_FORMAT = Field("format", dict, "shape of the text", "text")
+VERBOSITY = Field("verbosity", str, "a hint")
+TRUNCATION = Field(
+    "truncation", str, "a hint: nothing is ever cut", "disabled", choices=("auto", "disabled")
+)
+METADATA = Field("metadata", dict, "echoed", "{}")
+ECHOED = tuple(
+    Field(name, str, "echoed")
+    for name in ("user", "prompt_cache_key", "safety_identifier", "service_tier")
+)
+LOGPROBS = "message.output_text.logprobs"  # the value of `include` that asks for them
+FIELDS = (
+    fields.STREAM,
+    fields.TEMPERATURE,
+    fields.TOP_P,
+    fields.PARALLEL_TOOL_CALLS,
+    fields.TOOLS,
+    fields.TOOL_CHOICE,
+    INSTRUCTIONS,
+    PREVIOUS,
+    MAX_OUTPUT_TOKENS,
+    MAX_TOOL_CALLS,
+    TOP_LOGPROBS,
+    INCLUDE,
+    STORE,
+    BACKGROUND,
+    REASONING,
+    TEXT,
+    TRUNCATION,
+    METADATA,
+    *ECHOED,
+)
+# Fields that a chat request has under the same name.
+_SHARED = tuple(
+    field.name
+    for field in (
+        fields.STREAM,
+        *fields.SAMPLING,
+        fields.LOGIT_BIAS,
+        fields.HLG,
+        fields.PARALLEL_TOOL_CALLS,
+        fields.THINKING,
+        fields.MAX_THINKING_TOKENS,
+        fields.TEMPLATE_OPTIONS,
+        fields.ADAPTER,
+        fields.MAX_TOKENS,
+    )
+) + ("stop", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs")
+
+# What a chat request calls it -> what the client wrote.
+_OUR_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+_MEDIA = ("image", "audio", "video", "file")  # part types that hold one of these words are media
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+# Traces of tools that run at OpenAI: they hold nothing that a model reads, as their tools do not.
+_HOSTED = (
+    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
+    "mcp_list_tools",
+)  # fmt: skip
+_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def fresh_id(prefix: str) -> str:
+    """`<prefix>_` and 24 hex digits (spec 70 section 6.2)."""
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+# ------------------------------------------------------------------------------------- fields
+
+
+def check_body(body: Mapping[str, JSON]) -> None:
+    """Check every field of its own, used or not. Raises BadRequest naming it."""
+    for field in FIELDS:
+        fields.take(body, field)
+    for n, value in enumerate(fields.take(body, INCLUDE) or []):
+        if not isinstance(value, str):
+            raise _wrong(f"include[{n}]", "a string")
+    for name, value in (fields.take(body, METADATA) or {}).items():
+        if not isinstance(value, str):
+            raise _wrong(f"metadata.{name}", "a string")
+    reasoning = fields.take(body, REASONING) or {}
+    fields.take(reasoning, SUMMARY, "reasoning.")
+    fields.take(reasoning, EFFORT, "reasoning.")
+    fields.take(fields.take(body, TEXT) or {}, VERBOSITY, "text.")
+    for name in ("conversation", "prompt"):
+        if body.get(name) is not None:
+            raise BadRequest(f"{name} is not supported", param=name)
+    if body.get("response_format") not in (None, {"type": "text"}):
+        raise BadRequest("response_format is not supported here; see text.format",
+                         param="response_format")  # fmt: skip
+
+
+def echo(body: Mapping[str, JSON], instructions: str | None) -> dict[str, JSON]:
+    """The request's fields as the response object repeats them (decision D12)."""
+    reasoning: Mapping[str, JSON] = body.get("reasoning") or {}
+    text: Mapping[str, JSON] = body.get("text") or {}
+    parallel = body.get("parallel_tool_calls")
+    shown: dict[str, JSON] = {
+        "background": bool(body.get("background")),
+        "instructions": instructions,
+        "max_output_tokens": _first(body.get("max_output_tokens"), body.get("max_tokens")),
+        "max_tool_calls": body.get("max_tool_calls"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": True if parallel is None else parallel,
+        "previous_response_id": body.get("previous_response_id"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "store": body.get("store") is not False,
+        "temperature": body.get("temperature"),
+        "text": {"format": text.get("format") or {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": [_shown_tool(tool) for tool in body.get("tools") or []],
+        "top_logprobs": body.get("top_logprobs") or 0,
+        "top_p": body.get("top_p"),
+        "truncation": body.get("truncation") or "disabled",
+        **{field.name: body.get(field.name) for field in ECHOED},
+    }
+    if text.get("verbosity") is not None:
+        shown["text"]["verbosity"] = text["verbosity"]
+    return shown
+
+
+def _shown_tool(tool: Mapping[str, JSON]) -> JSON:
+    """A tool with the fields that the response object demands; what was not said is not strict."""
+    if tool.get("type") != "function":
+        return tool
+    shown = {**tool, "parameters": tool.get("parameters") or {}}
+    return {"description": None, **shown, "strict": tool.get("strict") is True}
+
+
+# -------------------------------------------------------------------------------------- input
+
+
+def read_input(body: Mapping[str, JSON]) -> list[Item]:
+    """The items of `input`, checked, each with a type and an id. Raises BadRequest naming a path.
+
+    A reference to an item stays one, for the caller to resolve: it alone knows what is stored.
+    """
+    value = body.get("input")
+    if isinstance(value, str):
+        return [_message({"role": "user", "content": value}, "input")] if value else []
+    if not isinstance(value, list):
+        what = "is missing" if value is None else "is neither"
+        raise BadRequest(f"input must be a string or a list of items, it {what}", param="input")
+    found = []
+    for n, item in enumerate(value):
+        at = f"input[{n}]"
+        if not isinstance(item, dict):
+            raise _wrong(at, "an object")
+        kind = item.get("type") or ("message" if "role" in item else "item_reference")
+        read = _READERS.get(kind) if isinstance(kind, str) else None
+        if read is not None:
+            found.append(read(item, at))
+        elif kind not in _HOSTED:
+            known = ", ".join(_READERS)
+            raise BadRequest(f"{at}.type must be one of {known}", param=f"{at}.type")
+    return found
+
+
+def _message(item: Item, at: str) -> Item:
+    role = item.get("role")
+    if role not in ("user", "assistant", "system", "developer"):
+        names = "user, assistant, system, developer"
+        raise BadRequest(f"{at}.role must be one of {names}", param=f"{at}.role")
+    content = item.get("content")
+    if content is None and role != "assistant":
+        raise BadRequest(f"{at}.content is missing", param=f"{at}.content")
+    texts = _texts(content, f"{at}.content")
+    if role == "assistant":
+        parts: list[JSON] = [
+            {"type": "output_text", "text": text, "annotations": []} for text in texts
+        ]
+    else:
+        parts = [{"type": "input_text", "text": text} for text in texts]
+    return _item(item, "message", role=role, content=parts, status="completed")
+
+
+def _call(item: Item, at: str) -> Item:
+    arguments = item.get("arguments")
+    if arguments is not None and not isinstance(arguments, str):
+        raise _wrong(f"{at}.arguments", "a JSON string")
+    return _item(
+        item,
+        "function_call",
+        call_id=_string(item, "call_id", at),
+        name=_string(item, "name", at),
+        arguments=arguments or "{}",
+        status="completed",
+    )
+
+
+def _output(item: Item, at: str) -> Item:
+    call_id = item.get("call_id")
+    if not isinstance(call_id or "", str):
+        raise _wrong(f"{at}.call_id", "a string")
+    if item.get("output") is None:
+        raise BadRequest(f"{at}.output is missing", param=f"{at}.output")
+    text = "".join(_texts(item["output"], f"{at}.output"))
+    return _item(
+        item, "function_call_output", call_id=call_id or "", output=text, status="completed"
+    )
+
+
+def _custom_call(item: Item, at: str) -> Item:
+    """A call of a freeform tool, which earlier turns may hold: its text is the one argument."""
+    text = item.get("input")
+    if not isinstance(text, str):
+        raise _wrong(f"{at}.input", "a string")
+    return _call({**item, "arguments": json.dumps({"input": text}, ensure_ascii=False)}, at)
+
+
+def _reasoning(item: Item, at: str) -> Item:
+    summary = _texts(item.get("summary"), f"{at}.summary")
+    content = _texts(item.get("content"), f"{at}.content")
+    text = "\n\n".join(content or summary)
+    parts = [{"type": "summary_text", "text": text}] if text else []
+    return _item(item, "reasoning", summary=parts)
+
+
+def _reference(item: Item, at: str) -> Item:
+    return {"type": "item_reference", "id": _string(item, "id", at)}
+
+
+_READERS = {
+    "message": _message,
+    "function_call": _call,
+    "function_call_output": _output,
+    "custom_tool_call": _custom_call,
+    "custom_tool_call_output": _output,
+    "reasoning": _reasoning,
+    "item_reference": _reference,
+}
+
+
+def _item(item: Item, kind: str, **content: JSON) -> Item:
+    """What is kept of an item; it gets an id if it has none."""
+    item_id = item.get("id")
+    if not isinstance(item_id, str) or not item_id:
+        item_id = fresh_id(_PREFIXES.get(kind, "msg"))
+    return {"id": item_id, "type": kind, **content}
+
+
+def _string(item: Item, name: str, at: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str) or not value:
+        at = f"{at}.{name}"
+        raise BadRequest(f"{at} must be a string that is not empty", param=at)
+    return value
+
+
+def _texts(content: JSON, at: str) -> list[str]:
+    """The texts of content: a string, or a list of parts of any text type. Media is refused."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise _wrong(at, "a string or a list of parts")
+    return [_part_text(part, f"{at}[{n}]") for n, part in enumerate(content)]
+
+
+def _part_text(part: JSON, at: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise _wrong(at, "an object")
+    kind = part.get("type", "text")
+    if not isinstance(kind, str):
+        raise _wrong(f"{at}.type", "a string")
+    medium = next((word for word in _MEDIA if word in kind), None)
+    if medium is not None:
+        raise BadRequest(f"{at}.type: this model reads text only, no {medium}", param=f"{at}.type")
+    key = "refusal" if kind == "refusal" else "text"
+    if kind not in _TEXT_PARTS and kind != "refusal":
+        raise BadRequest(f"{at}.type must be input_text or output_text", param=f"{at}.type")
+    if not isinstance(part.get(key), str):
+        raise _wrong(f"{at}.{key}", "a string")
+    text: str = part[key]
+    return text
+
+
+def _wrong(at: str, expected: str) -> BadRequest:
+    return BadRequest(f"{at} must be {expected}", param=at)
+
+
+# ---------------------------------------------------------------------------------------- ask
+
+
+def parse_response(
+    body: Mapping[str, JSON], items: Sequence[Item], instructions: str | None
+) -> Ask:
+    """A checked body and its resolved items as an Ask. Raises BadRequest in the client's words."""
+    reasoning: Mapping[str, JSON] = body.get("reasoning") or {}
+    text = fields.take(body, TEXT) or {}
+    effort = reasoning.get("effort")
+    chat: dict[str, JSON] = {name: body[name] for name in _SHARED if name in body}
+    chat.update(
+        messages=to_messages(items, instructions),
+        max_completion_tokens=body.get("max_output_tokens"),
+        reasoning_effort="xhigh" if effort == "max" else effort,
+        response_format=_nested_format(fields.take(text, TEXT_FORMAT, "text.")),
+        tools=_nested_tools(body.get("tools")),
+        tool_choice=_nested_choice(body.get("tool_choice")),
+        top_logprobs=body.get("top_logprobs"),
+        logprobs=LOGPROBS in (body.get("include") or []) or None,
+    )
+    try:
+        ask = parse_chat(chat)
+    except BadRequest as error:
+        raise in_our_words(error) from None
+    return dataclasses.replace(ask, max_tool_calls=body.get("max_tool_calls"))
+
+
+def in_our_words(error: BadRequest) -> BadRequest:
+    """An error of a chat request, named as the client wrote the field."""
+    name = error.param or ""
+    if name == "messages" and error.message == "messages required":
+        return BadRequest("input required: there is nothing to answer", param="input")
+    ours = _OUR_NAMES.get(name, name)
+    if name.startswith("messages["):
+        ours = "input"  # several items may have made one message
+    elif name.startswith("tools["):
+        ours = name.replace(".function", "")
+    message = error.message.replace(name, ours, 1) if name else error.message
+    return type(error)(message, param=ours or None, code=error.code)
+
+
+def _nested_tools(tools: JSON) -> JSON:
+    """Flat functions in a chat request's shape, each at its place; others stay, to be skipped."""
+    if not isinstance(tools, list):
+        return tools
+
+    def nested(tool: JSON) -> JSON:
+        if not isinstance(tool, dict):
+            return tool
+        if isinstance(tool.get("tools"), list):
+            return {**tool, "tools": _nested_tools(tool["tools"])}
+        if tool.get("type", "function") != "function" or "function" in tool:
+            return tool
+        function = {key: value for key, value in tool.items() if key != "type"}
+        return {"type": "function", "function": function}
+
+    return [nested(tool) for tool in tools]
+
+
+def _nested_choice(choice: JSON) -> JSON:
+    if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice
+
+
+def _nested_format(wanted: Mapping[str, JSON] | None) -> JSON:
+    if wanted is None or wanted.get("type") == "text":
+        return None
+    if wanted.get("type") != "json_schema" or "json_schema" in wanted:
+        return wanted
+    schema = {key: value for key, value in wanted.items() if key != "type"}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+# ----------------------------------------------------------------------------------- messages
+
+
+def to_messages(items: Iterable[Item], instructions: str | None) -> list[Item]:
+    """Items as chat messages.
+
+    One system message leads: the instructions and all system and developer items, in order, with a
+    blank line between. What a model said in one turn (reasoning, text, calls) is one assistant
+    message, as it would be in a chat. Reasoning that nothing follows is dropped.
+    """
+    system = [instructions] if instructions else []
+    messages: list[Item] = []
+    turn: Item | None = None  # the assistant message that still grows
+
+    def assistant(*filled: str) -> Item:
+        """The open turn, or a new one if that already has one of these."""
+        nonlocal turn
+        if turn is None or any(name in turn for name in filled):
+            turn = {"role": "assistant", "content": None}
+            messages.append(turn)
+        return turn
+
+    for item in items:
+        kind = item["type"]
+        if kind == "reasoning":
+            if text := _joined(item["summary"]):
+                said = assistant("said", "tool_calls")
+                said["reasoning"] = said.get("reasoning", "") + text
+        elif kind == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            assistant().setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            turn = None
+            result = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
+            messages.append(result)
+        elif item["role"] == "assistant":
+            # Text after a call belongs to the call's turn; two texts in a row are two turns.
+            said = turn if turn is not None and "tool_calls" in turn else assistant("said")
+            said["content"] = (said["content"] or "") + _joined(item["content"])
+            said["said"] = True
+        elif item["role"] == "user":
+            turn = None
+            messages.append({"role": "user", "content": _joined(item["content"])})
+        else:
+            system.append(_joined(item["content"]))
+    messages = [message for message in messages if not _is_thought_only(message)]
+    for message in messages:
+        message.pop("said", None)
+    if any(system):
+        leading = "\n\n".join(text for text in system if text)
+        messages.insert(0, {"role": "system", "content": leading})
+    return messages
+
+
+def _is_thought_only(message: Item) -> bool:
+    is_assistant = message["role"] == "assistant"
+    return is_assistant and "said" not in message and "tool_calls" not in message
+
+
+def _joined(parts: Sequence[Mapping[str, JSON]]) -> str:
+    return "".join(part["text"] for part in parts)
+
+
+def _first(*values: JSON) -> JSON:
+    return next((value for value in values if value is not None), None)
