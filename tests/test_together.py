@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -209,6 +210,50 @@ def test_the_engine_goes_down_between_two_rows() -> None:
             await anext(pieces)
 
     assert play(scene).cancelled == [0]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_lives(seed: int) -> None:
+    """Whatever the order of tokens, ends, full queues and leaving: texts are whole, ends single."""
+    pick = random.Random(seed)
+    count = pick.randint(2, 9)
+    leaves = pick.random() < 0.5
+
+    async def scene(engine: Rows, pieces: Any) -> None:
+        told: dict[int, str] = {}
+        got = [""] * count
+        finishes = [0] * count
+
+        async def reading() -> None:
+            async for index, delta in pieces:
+                got[index] += delta.text
+                finishes[index] += delta.finish is not None
+
+        reader = asyncio.ensure_future(reading())
+        for _ in range(200):
+            for _ in range(pick.randint(0, 4)):
+                await asyncio.sleep(0)
+            if reader.done() or (leaves and pick.random() < 0.03):
+                break
+            if engine.open and pick.random() < 0.8:
+                row_id = pick.choice(list(engine.open))
+                if pick.random() < 0.3:
+                    engine.end(row_id)
+                else:
+                    told[row_id] = told.get(row_id, "") + "fox"
+                    engine.say(row_id, "fox")
+        if leaves:
+            reader.cancel()
+            await asyncio.wait([reader])
+            return
+        while engine.open:
+            engine.end(next(iter(engine.open)))
+            await settle()
+        await reader
+        assert finishes == [1] * count
+        assert got == [told.get(row_id, "") for row_id in range(count)]
+
+    play(scene, rows=count, most=pick.randint(1, 9), room=pick.randint(1, 9))
 
 
 def test_rows_of_no_tokens() -> None:
