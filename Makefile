@@ -42,7 +42,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(STAMP): $(VENV)/.made pyproject.toml
-	@case ",$(EXTRAS)," in *,mkl,*) echo "Installing MKL too (655 MB); NO_MKL=1 skips it.";; esac
+	@echo "Setting up $(VENV): about a minute, $(if $(findstring mkl,$(EXTRAS)),1.3 GB with MKL (655 MB; NO_MKL=1 skips it),0.7 GB)."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]"
 	@touch $@
 
@@ -51,8 +51,8 @@ $(STAMP)-test: $(STAMP)
 	@touch $@
 
 run: setup
-	$(BIN)/mlxlite get $(MODEL)
-	$(BIN)/mlxlite serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
+	@$(if $(MODEL),$(BIN)/mlxlite get $(MODEL))
+	@$(BIN)/mlxlite serve $(strip $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS))
 
 test: setup-test
 	$(BIN)/mlxlite get

@@ -63,6 +63,7 @@ SURFACES: dict[str, Surface] = {
     "/v1/messages": anthropic,
     "/v1/messages/count_tokens": anthropic,
 }
+_LAST_WORDS_S = 2.0  # for the error events of answers that a stop cuts off
 OPEN_PATHS = ("/health", "/ready")  # no key needed (decision D13)
 
 
@@ -133,11 +134,16 @@ async def serve(
                 raise
             for line in start_lines(settings, service, sock):
                 announce(line)
+            if settings.host in ("0.0.0.0", "::") and not settings.api_key:
+                log.warning("open to the network without a key; --api-key sets one")
             await stopping
     finally:
         stopping.cancel()
-        await server.stop(settings.shutdown_s)
+        closing = asyncio.create_task(server.stop(settings.shutdown_s + _LAST_WORDS_S))
+        await asyncio.wait({closing}, timeout=settings.shutdown_s)
+        # Rows that still run end now, with an error that their clients are told.
         await asyncio.to_thread(worker.stop)
+        await closing
         # It ends with the engine. If the stop came first, nobody wants to know how.
         await asyncio.gather(opening, return_exceptions=True)
         service.close()
@@ -159,7 +165,7 @@ def start_lines(settings: Settings, service: Service, sock: socket.socket) -> li
         )
         base = f"http://{shown}:{port}"
     body = '{"messages":[{"role":"user","content":"What is the capital of France?"}]}'
-    key = " -H 'Authorization: Bearer '$MLXLITE_API_KEY" if settings.api_key else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
     return [
         f"mlxlite {__version__} at {base}/v1 | model {service.model_id} | {facts.backend} | "
         f"{facts.dtype} | context {facts.max_context}",

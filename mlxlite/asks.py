@@ -141,7 +141,7 @@ def _refuse_promises(body: Mapping[str, JSON]) -> None:
     if wanted_format is not None and wanted_format != {"type": "text"}:
         _refuse("response_format")
     for name in ("guided_json", "guided_regex", "guided_grammar", "guided_choice"):
-        if body.get(name) is not None:
+        if body.get(name) not in (None, []):
             _refuse(name)
     for name in ("structured_outputs", "audio"):
         if body.get(name):

@@ -64,6 +64,11 @@ def _serve_parser() -> _Parser:
     return parser
 
 
+def _absent(field: Field) -> str:
+    """What happens without a field, less the server flags, which one prompt does not have."""
+    return ", ".join(p for p in field.absent.split(", ") if not p.startswith("--"))
+
+
 def _generate_parser() -> _Parser:
     parser = _Parser(prog=f"{PROG} generate", allow_abbrev=False, description="Answer one prompt.")
     parser.add_argument("text", nargs="*", metavar="[MODEL] TEXT", help="the prompt")
@@ -73,7 +78,7 @@ def _generate_parser() -> _Parser:
     for field in request_fields.SAMPLING:  # the flags of a request are its fields
         flag = "--" + field.name.replace("_", "-")
         shown = "NUMBER" if field.kind is float else "INT"
-        parser.add_argument(flag, metavar=shown, help=f"{field.doc}; without it: {field.absent}")
+        parser.add_argument(flag, metavar=shown, help=f"{field.doc}; without it: {_absent(field)}")
     _add_settings(parser, _ENGINE_SETTINGS)
     return parser
 
@@ -249,6 +254,7 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Callable[..., 
     for word in unknown:
         if word.startswith("-"):
             flags = [name for action in parser._actions for name in action.option_strings]
+            flags += ["--version", "--help"]
             near = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
             raise _Usage(f"unknown flag {word}" + (f"; did you mean {near[0]}?" if near else ""))
         raise _Usage(f"unexpected argument {word!r}")

@@ -16,6 +16,8 @@ from typing import Any
 from mlxlite.errors import BadRequest
 from mlxlite.types import JSON
 
+# No logit is a thousandth of that: beyond it a penalty decides alone, and float32 soon ends.
+_MOST_PENALTY = 1e6
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -69,9 +71,22 @@ REPETITION_PENALTY = Field(
     "divides seen tokens' logits; 0 and 1 are off",
     "the model's own",
     low=0,
+    high=_MOST_PENALTY,
 )
-PRESENCE_PENALTY = Field("presence_penalty", float, "subtracted once from tokens seen")
-FREQUENCY_PENALTY = Field("frequency_penalty", float, "subtracted for each time a token was seen")
+PRESENCE_PENALTY = Field(
+    "presence_penalty",
+    float,
+    "subtracted once from tokens seen",
+    low=-_MOST_PENALTY,
+    high=_MOST_PENALTY,
+)
+FREQUENCY_PENALTY = Field(
+    "frequency_penalty",
+    float,
+    "subtracted for each time a token was seen",
+    low=-_MOST_PENALTY,
+    high=_MOST_PENALTY,
+)
 REPETITION_CONTEXT = Field(
     "repetition_context_size", int, "last tokens it looks at; 0 is all", "20", low=0
 )
@@ -221,8 +236,10 @@ def _is(value: JSON, kind: type) -> bool:
 def _check_range(name: str, value: int | float, field: Field) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise BadRequest(f"{name} must be a finite number", param=name)
+    # -1 is how mlx_lm.server spells "unset" for top_logprobs; it is no value to recommend.
+    low = 0 if field.low == -1 else field.low
     if field.low is not None and value < field.low:
-        raise BadRequest(f"{name} must be at least {max(field.low, 0):g}", param=name)
+        raise BadRequest(f"{name} must be at least {low:g}", param=name)
     if field.high is not None and value > field.high:
         raise BadRequest(f"{name} must be at most {field.high:g}", param=name)
 
@@ -245,6 +262,8 @@ def take_logit_bias(body: Mapping[str, JSON]) -> tuple[tuple[int, float], ...]:
             raise wrong
         if abs(bias) > 1e30 or bias != bias:  # NaN is unequal to itself; float32 ends at 3e38
             raise wrong
+        if str(int(key)) != key:
+            raise wrong  # "05" and "5" would be one id with two biases
         pairs.append((int(key), float(bias)))
     return tuple(pairs)
 

@@ -8,12 +8,13 @@ prepare pool: it renders and tokenises, and never touches an array.
 from __future__ import annotations
 
 import itertools
-import math
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlxlite import fields
 from mlxlite.config import Settings
 from mlxlite.errors import BadRequest, TooLong
 from mlxlite.text.channels import Thinking, thinking_of
@@ -25,6 +26,8 @@ from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.text.tools.families import route
 from mlxlite.types import JSON, Ask, ModelFacts, RowSpec, Sampling, Tone
 
+log = logging.getLogger(__name__)
+
 _COUNTER_STEP = 0x9E3779B9  # spec 10 section 5
 _DEFAULT_TEMPERATURE = 0.7  # spec 10 section 1.2
 _DEFAULT_WINDOW = 20  # spec 10 section 2
@@ -33,6 +36,9 @@ _LONGEST_PRIMER = 64  # tokens; a longer one says that the renders differ inside
 # Models that answer without thinking unless asked (spec 10 section 1).
 _THINKING_OFF = ("minicpm5", "glm_moe_dsa")
 # What a template's depth variable knows, by the request's word (spec 10 section 1.1).
+_PLAIN_DEPTHS = {
+    "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
+}  # fmt: skip
 _DEPTHS = {"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh"}
 
 
@@ -74,15 +80,11 @@ class Preparation:
         self.tokenizer = tokenizer
         self.template = template
         self.facts = facts
-        self._defaults = {
-            name: value
-            for name, value in defaults.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-            if 0 <= value < math.inf  # NaN too: Python's JSON reads what JSON does not have
-        }
+        self._defaults = _sound_defaults(defaults)
         self._seeds = itertools.count(1)
+        self._told_of_tools = False
         self._primers: dict[tuple[Any, ...], int] = {}  # mode -> tokens of the generation primer
-        self._thinking = thinking_of(template.source, facts.model_type)
+        self._thinking = thinking_of(template.all_source, facts.model_type)
         newlines = tokenizer.encode("\n", add_special_tokens=False)
         self._xtc_special_ids = (*sorted(tokenizer.eos_ids), *newlines)
 
@@ -146,9 +148,9 @@ class Preparation:
             options["preserve_thinking"] = ask.preserve_thinking
         effort = ask.reasoning_effort
         if self.template.reads_reasoning_effort and effort not in (None, "none"):
-            # gpt-oss and its like take the request's own words; only some templates know xhigh.
-            knows_depths = "xhigh" in self.template.source
-            options["reasoning_effort"] = _DEPTHS[str(effort)] if knows_depths else effort
+            # gpt-oss and its like know three words; only some templates know xhigh.
+            names = _DEPTHS if "xhigh" in self.template.all_source else _PLAIN_DEPTHS
+            options["reasoning_effort"] = names[str(effort)]
         return options
 
     # --------------------------------------------------------------------------------- prompt
@@ -180,6 +182,9 @@ class Preparation:
             list(ask.messages or ()), knows_developer=self.template.knows_developer
         )
         tools = typed_tool_schemas(ask.tools) if ask.tools else None
+        if tools and not self.template.knows_tools and not self._told_of_tools:
+            self._told_of_tools = True
+            log.warning("tools were sent, but this model's chat template does not show them")
         return messages, tools, self.template_options(ask)
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
@@ -322,7 +327,7 @@ class Preparation:
         tools = None
         thinking: Thinking | None = None
         if is_chat:
-            tools = route(self.template.source, self.facts.model_type, ask.tools)
+            tools = route(self.template.tool_source, self.facts.model_type, ask.tools)
             thinking = self._thinking
 
         def make() -> Sink:
@@ -345,6 +350,22 @@ class Preparation:
             return None
         closing = closing_ids(self.tokenizer, self._thinking) if self._thinking else ()
         return TextGuide(make_sink(), most_calls=most_calls, budget_tokens=budget, closing=closing)
+
+
+def _sound_defaults(given: Mapping[str, JSON]) -> dict[str, float]:
+    """What of `generation_config.json` is a value that a request could have; the rest is ignored.
+
+    Python's JSON reads NaN and Infinity, and such files are written by hand.
+    """
+    sound: dict[str, float] = {}
+    for field in (fields.TEMPERATURE, fields.TOP_P, fields.TOP_K, fields.REPETITION_PENALTY):
+        try:
+            value = fields.take(given, field)
+        except BadRequest:
+            continue
+        if value is not None:
+            sound[field.name] = value
+    return sound
 
 
 def _most_calls(ask: Ask) -> int | None:

@@ -22,6 +22,7 @@ from mlxlite.types import CallPiece, Delta, Done, Engine, Event, Finish, TokenLo
 
 log = logging.getLogger(__name__)
 
+_FEWEST_FOR_A_RATE = 8  # tokens
 _FINISH = {Finish.EOS: "stop", Finish.GUIDE: "stop", Finish.LENGTH: "length"}
 
 
@@ -201,9 +202,12 @@ def _record_end(label: str, done: Done | None, metrics: Metrics | None) -> None:
         log.info("%s: client left", label)
         return
     computed = done.prompt_tokens - done.cached_tokens
+    # A few tokens have no rate: the second was computed before the first was read.
+    is_long = done.generated_tokens >= _FEWEST_FOR_A_RATE and done.decode_s > 0
+    rate = f"{(done.generated_tokens - 1) / done.decode_s:.1f}" if is_long else "-"
     log.info(
         "%s: in %d (%d cached) out %d, queued %.0f ms, first token %.0f ms, "
-        "prefill %.0f tok/s, decode %.1f tok/s, %s",
+        "prefill %.0f tok/s, decode %s tok/s, %s",
         label,
         done.prompt_tokens,
         done.cached_tokens,
@@ -211,6 +215,6 @@ def _record_end(label: str, done: Done | None, metrics: Metrics | None) -> None:
         done.queued_s * 1000,
         (done.queued_s + done.prefill_s) * 1000,
         computed / done.prefill_s if done.prefill_s else 0.0,
-        (done.generated_tokens - 1) / done.decode_s if done.decode_s else 0.0,
+        rate,
         done.finish.value,
     )

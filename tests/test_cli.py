@@ -292,7 +292,12 @@ def test_signals_and_imports(tiny_folder: Path, home: Path) -> None:
         "import atexit, sys\n"
         f"atexit.register(lambda: open({str(modules)!r}, 'w').write(' '.join(sys.modules)))\n"
     )
-    body = chat_body(max_tokens=None, messages=[{"role": "user", "content": "hi"}], stream=True)
+    body = chat_body(
+        max_tokens=None,
+        messages=[{"role": "user", "content": "hi"}],
+        stream=True,
+        temperature=0,  # a drawn answer may end at its first token
+    )
     path = {"PYTHONPATH": str(home / "site")}
     with (
         Child(home, str(tiny_folder), "--port", "0", "--shutdown-s", "0", **path) as first,

@@ -94,7 +94,7 @@ def test_infinite_and_not_a_number(field: fields.Field) -> None:
 @pytest.mark.parametrize("field", NUMBERS, ids=lambda field: field.name)
 def test_limits(field: fields.Field) -> None:
     if field.low is not None:
-        for raw in (f"{field.low - 1:g}", "-1e30" if field.kind is float else "-" + "9" * 30):
+        for raw in (f"{field.low - 1!r}", "-1e30" if field.kind is float else "-" + "9" * 30):
             error = refusal(field.name, raw)
             # -1 is how some clients say that they did not set it (spec 10 section 4).
             low = 0 if field is fields.TOP_LOGPROBS else field.low
@@ -102,7 +102,7 @@ def test_limits(field: fields.Field) -> None:
             assert error.param == field.name
         ask_with(field.name, f"{field.low:g}")
     if field.high is not None:
-        over = (f"{field.high + 1:g}",) if field.kind is int else (f"{field.high + 0.5:g}", "1e300")
+        over = (f"{field.high + 1:g}",) if field.kind is int else (f"{field.high + 0.5!r}", "1e300")
         for raw in (*over, "9" * 4000):
             error = refusal(field.name, raw)
             assert error.message == f"{field.name} must be at most {field.high:g}"
@@ -122,11 +122,11 @@ def test_limits_of_the_spec() -> None:
         "seed": (None, None),
         "xtc_probability": (0, 1),
         "xtc_threshold": (0, 0.5),
-        "repetition_penalty": (0, None),
+        "repetition_penalty": (0, 1e6),  # bounds of ours from here: float32 ends at 3e38
         "repetition_context_size": (0, None),
-        "presence_penalty": (None, None),
+        "presence_penalty": (-1e6, 1e6),
         "presence_context_size": (0, None),
-        "frequency_penalty": (None, None),
+        "frequency_penalty": (-1e6, 1e6),
         "frequency_context_size": (0, None),
         "top_logprobs": (-1, 20),
         "n": (1, 128),
@@ -308,7 +308,6 @@ def test_hints_are_accepted(name: str, raw: str) -> None:
         ('{"5": 100}', ((5, 100.0),)),
         ('{"5": -100, "0": 0.5}', ((5, -100.0), (0, 0.5))),
         ('{"511": 1e30}', ((511, 1e30),)),
-        ('{"007": 1}', ((7, 1.0),)),
         ('{"123456789012345678": 1}', ((123456789012345678, 1.0),)),  # judged by the vocabulary
     ],
 )
@@ -324,6 +323,7 @@ def test_logit_bias(raw: str, pairs: Any) -> None:
         '{"1.5": 1}',
         '{"1.0": 1}',
         '{"-1": 1}',
+        '{"007": 1}',
         '{"+1": 1}',
         '{" 1": 1}',
         '{"1_0": 1}',

@@ -82,11 +82,11 @@ def test_preserve_thinking_is_passed_if_given(value: bool | None) -> None:
     [
         (None, "undefined", "undefined"),
         ("none", "undefined", "undefined"),
-        ("minimal", "low", "minimal"),
+        ("minimal", "low", "low"),
         ("low", "low", "low"),
         ("medium", "medium", "medium"),
         ("high", "xhigh", "high"),
-        ("xhigh", "xhigh", "xhigh"),
+        ("xhigh", "xhigh", "high"),
     ],
 )
 def test_depth(effort: str | None, deep: str, own_words: str) -> None:

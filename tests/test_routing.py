@@ -56,8 +56,7 @@ def parse(content: bytes) -> Any:
 BAD_BODIES = [
     b"", b" ", b"x", b"[]", b"1", b'"a"', b"null", b"{", b"{}{}", b"{'a': 1}", b'{"a": 1,}',
     b"\xff", b'{"a": "\xff"}', b'{"a": "\xed\xa0\x80"}', b"\xef\xbb\xbf{}", b'{"a": "\n"}',
-    b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}', b'{"a": "\\ud800"}',
-    b'{"\\uDC00": 1}', b'{"a": "\\ud83d\\ud83d\\ude00"}', b'{"a": ' + b"9" * 5000 + b"}",
+    b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}', b'{"a": ' + b"9" * 5000 + b"}",
     b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"a": ' + b'{"a": ' * 50_000,
     "{}".encode("utf-16"),
 ]  # fmt: skip
@@ -69,6 +68,19 @@ def test_bad_bodies(content: bytes, is_large: bool) -> None:
     padding = b" " * routing.INLINE_JSON_BYTES if is_large else b""
     with pytest.raises(BadRequest, match="^invalid JSON body$"):
         parse(content + padding)
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        (b'{"a": "\\ud800"}', {"a": "\ufffd"}),
+        (b'{"\\uDC00": 1}', {"\ufffd": 1}),
+        (b'{"a": "\\ud83d\\ud83d\\ude00"}', {"a": "\ufffd\U0001f600"}),
+    ],
+)
+def test_half_surrogate_pairs_are_mended(content: bytes, value: dict[str, Any]) -> None:
+    """Clients that cut a history inside an emoji send them; no later step could encode them."""
+    assert parse(content) == value
 
 
 def test_good_bodies() -> None:

@@ -59,7 +59,7 @@ async def _model_row(service: Service) -> dict[str, Any]:
     facts = preparation.facts
     capabilities = {
         "reasoning": preparation.knows_thinking,
-        "tools": "tools" in preparation.template.source,
+        "tools": preparation.template.knows_tools,
         "vision": False,
         "audio": False,
         "structured_output": False,

@@ -1,4 +1,4 @@
-"""The batch: the rows that decode, the token each has in flight, and the one forward.
+"""The batch: the rows that decode, the token each has in flight, and their forward.
 
 A step queues the forward of the tokens in flight before it reads them, so the device never waits
 for Python: step n + 1 runs while the host looks at token n. What the host then decides (an end, a

@@ -17,6 +17,8 @@ import mlx.core as mx
 
 from mlxlite.types import Sampling
 
+_LARGEST = 1e30  # of a logit; float32 ends at 3e38
+
 
 class History:
     """How often each id occurs in the last `window` tokens; 0 means in all of them.
@@ -108,7 +110,8 @@ class Penalties:
         if sampling.frequency_penalty:
             counts = self._histories[sampling.frequency_context].counts
             logits = logits - sampling.frequency_penalty * counts
-        return logits
+        # Finite whatever the values were: an infinite logit makes every probability NaN.
+        return mx.minimum(logits, _LARGEST)
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 from pathlib import Path
 
 from mlxlite.errors import MlxliteError
@@ -58,7 +59,9 @@ def bind_unix(path: Path) -> socket.socket:
             probe.connect(str(path))
         except FileNotFoundError:
             pass
-        except ConnectionRefusedError:
+        except ConnectionRefusedError:  # so does connecting to what is no socket at all
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise MlxliteError(f"cannot listen on {path}: a file is there") from None
             path.unlink(missing_ok=True)  # nobody listens there any more
         except OSError as error:
             raise MlxliteError(f"cannot listen on {path}: {error.strerror or error}") from None

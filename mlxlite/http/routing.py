@@ -112,20 +112,31 @@ class Request:
 
 
 def parse_object(content: bytes | bytearray, **hooks: Any) -> dict[str, Any]:
-    """A JSON object, strictly (RFC 8259): UTF-8, no NaN or Infinity, no unpaired surrogate.
+    """A JSON object, strictly (RFC 8259): UTF-8, no NaN or Infinity.
 
-    Of equal names the last one counts. What no later step could encode again is refused here: half
-    a surrogate pair has no UTF-8.
+    Of equal names the last one counts. Half a surrogate pair becomes U+FFFD.
     """
     try:
         value = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant, **hooks)
         if SURROGATE_ESCAPE.search(content):  # pairs are common, so look closer
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
+            value = _mended(value)
     except (ValueError, RecursionError):  # JSON and Unicode errors are ValueErrors
         raise BadRequest("invalid JSON body") from None
     if not isinstance(value, dict):
         raise BadRequest("invalid JSON body")
     return value
+
+
+def _mended(value: Any) -> Any:
+    """The value with half surrogate pairs as U+FFFD: no later step could encode them, and clients
+    that cut a history in the middle of an emoji send them in every turn."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode("utf-8")
+        return value
+    except UnicodeEncodeError:
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return json.loads(whole)
 
 
 def _refuse_constant(name: str) -> Any:
@@ -247,7 +258,9 @@ def render_error(error: MlxliteError) -> dict[str, Any]:
     if error.status == 429:
         kind = "rate_limit_error"
     else:
-        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        # 501 and 505 say what this server does not speak: a repeat cannot mend that.
+        is_ours = error.status >= 500 and error.status not in (501, 505)
+        kind = "server_error" if is_ours else "invalid_request_error"
     fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return {"error": fields}
 

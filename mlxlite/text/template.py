@@ -70,6 +70,7 @@ class ChatTemplate:
         limit_chars: int = OUTPUT_LIMIT_CHARS,
     ) -> None:
         self.source = source or ""
+        self.tool_source = tool_source or self.source  # what a request with tools is rendered by
         self.has_template = source is not None
         self._limits = (limit_s, limit_chars)
         named = {**(tokens or {}), "bos_token": bos_token, "eos_token": eos_token}
@@ -79,7 +80,8 @@ class ChatTemplate:
         self._last_repair: str | None = None
 
         # What the template can do, by its text (spec 10 section 1.1).
-        text = self.source + (tool_source or "")
+        text = self.all_source = self.source + (tool_source or "")
+        self.knows_tools = "tools" in text
         self.thinking_format: ThinkingFormat | None = None
         if "enable_thinking" in text:
             if "<think>" in text:
@@ -111,7 +113,7 @@ class ChatTemplate:
                 tokens=texts,
             )
         except ModelError as exc:
-            raise ModelError(f"{folder}: {exc.message}") from None
+            raise ModelError(f"{override or folder}: {exc.message}") from None
 
     def render(
         self,
