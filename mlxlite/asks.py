@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from mlxlite import fields
 from mlxlite.errors import BadRequest
@@ -24,7 +24,8 @@ def parse_chat(body: Mapping[str, JSON]) -> Ask:
     messages = fields.take(body, fields.MESSAGES)
     if not messages:
         raise BadRequest("messages required", param="messages")
-    _refuse_chat_promises(body)
+    fields.refuse_promises(body, (*fields.PROMISES, *fields.CHAT_PROMISES))
+    _refuse_adapter(body)
     template = fields.take(body, fields.TEMPLATE_OPTIONS) or {}
     thinking = fields.take(body, fields.THINKING) or {}
     tools = fields.take_tools(body)
@@ -55,7 +56,8 @@ def parse_completion(body: Mapping[str, JSON]) -> list[Ask]:
     for field in fields.COMPLETIONS:
         fields.take(given, field)
     prompts = fields.take_prompts(given)
-    _refuse_promises(given)
+    fields.refuse_promises(given, fields.PROMISES)
+    _refuse_adapter(given)
     if given.get("suffix"):
         raise BadRequest("suffix is not supported; leave it empty", param="suffix")
     n = fields.take(given, fields.N) or 1
@@ -122,29 +124,6 @@ def _top_logprobs(body: Mapping[str, JSON]) -> int | None:
     return count if wants or count else None
 
 
-def _refuse(name: str, why: str = "is not supported yet") -> NoReturn:
-    raise BadRequest(f"{name} {why}", param=name)
-
-
-def _refuse_chat_promises(body: Mapping[str, JSON]) -> None:
-    """Refuse what would have to be kept and is not built yet; each names its field."""
-    _refuse_promises(body)
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        _refuse("tool_choice", "must be auto or none; forced calls are not supported yet")
-    if body.get("functions"):
-        _refuse("functions", "is not supported; use tools")
-
-
-def _refuse_promises(body: Mapping[str, JSON]) -> None:
-    """Of these, what chat and completions share."""
-    wanted_format = body.get("response_format")
-    if wanted_format is not None and wanted_format != {"type": "text"}:
-        _refuse("response_format")
-    for name in ("guided_json", "guided_regex", "guided_grammar", "guided_choice"):
-        if body.get(name) not in (None, []):
-            _refuse(name)
-    for name in ("structured_outputs", "audio"):
-        if body.get(name):
-            _refuse(name)
+def _refuse_adapter(body: Mapping[str, JSON]) -> None:
     if (adapter := body.get("adapter")) is not None and adapter.lower() != "none":
-        raise BadRequest(f"adapter {adapter!r} is not mounted; none is", param="adapter")
+        raise BadRequest(f"adapter {adapter[:64]!r} is not mounted; none is", param="adapter")

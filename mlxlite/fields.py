@@ -38,6 +38,18 @@ class Field:
     choices: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A field that the server would have to keep and cannot yet: a 400 that names it (D12).
+
+    kept: the values that ask for nothing, and so are fine.
+    """
+
+    name: str
+    kept: tuple[JSON, ...] = (None, [], {}, False, "", 0)
+    why: str = "is not supported yet"
+
+
 MODEL = Field("model", str, "ignored; the served id is echoed", "the served model")
 PROMPT = Field("prompt", tuple, "one or several texts or lists of token ids", "refused")
 CONTENT = Field("content", str, "the text, by its other name", "prompt")
@@ -134,6 +146,24 @@ TEMPLATE_OPTIONS = Field(
     "chat_template_kwargs", dict, "enable_thinking, preserve_thinking for the template", "{}"
 )
 ADAPTER = Field("adapter", str, "a mounted adapter; none is mounted yet", "none")
+
+PROMISES = (
+    Promise("response_format", (None, {"type": "text"})),
+    Promise("guided_json", (None, [])),
+    Promise("guided_regex", (None, [])),
+    Promise("guided_grammar", (None, [])),
+    Promise("guided_choice", (None, [])),
+    Promise("structured_outputs"),
+    Promise("audio"),
+)
+CHAT_PROMISES = (
+    Promise(
+        "tool_choice",
+        (None, "auto", "none"),
+        "must be auto or none; forced calls are not supported yet",
+    ),
+    Promise("functions", why="is not supported; use tools"),
+)
 
 SAMPLING = (
     TEMPERATURE,
@@ -242,6 +272,13 @@ def _check_range(name: str, value: int | float, field: Field) -> None:
         raise BadRequest(f"{name} must be at least {low:g}", param=name)
     if field.high is not None and value > field.high:
         raise BadRequest(f"{name} must be at most {field.high:g}", param=name)
+
+
+def refuse_promises(body: Mapping[str, JSON], promises: Sequence[Promise]) -> None:
+    """Raises BadRequest naming the first promise that a body asks for."""
+    for promise in promises:
+        if body.get(promise.name) not in promise.kept:
+            raise BadRequest(f"{promise.name} {promise.why}", param=promise.name)
 
 
 # ------------------------------------------------------------------- what a type cannot say
