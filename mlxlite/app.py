@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from mlxlite import __version__
 from mlxlite.api import anthropic, completions, local, openai, responses, text
 from mlxlite.config import Settings
+from mlxlite.errors import EngineDown
 from mlxlite.http.guard import Policy
 from mlxlite.http.routing import EventStream, Request, Response, Route, Router, Surface
 from mlxlite.http.server import Server
@@ -139,6 +140,7 @@ async def serve(
             await stopping
     finally:
         stopping.cancel()
+        service.opened(EngineDown("the server is stopping"))  # to who waits for the load
         closing = asyncio.create_task(server.stop(settings.shutdown_s + _LAST_WORDS_S))
         await asyncio.wait({closing}, timeout=settings.shutdown_s)
         # Rows that still run end now, with an error that their clients are told.

@@ -13,6 +13,8 @@ import pytest
 from tests.live import CHAT, HELLO, LiveApp
 from tests.transcripts import COUNT, MESSAGES, ask, both, check, fold, plain, refused, stream
 
+pytestmark = pytest.mark.slow
+
 LONG = [{"role": "user", "content": "word " * 2000}]
 INVALID = "invalid_request_error"
 TOOL = {

@@ -38,6 +38,8 @@ from tests.transcripts import (
     stream,
 )
 
+pytestmark = pytest.mark.slow
+
 THINKER = QWEN + "{# <think> #}"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Rome"}}\n</tool_call>'
 ADD = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}</tool_call>'

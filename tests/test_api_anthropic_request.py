@@ -17,6 +17,8 @@ from mlxlite.text.messages import normalise_messages
 from tests.scripted import QWEN, TOKENIZER, ScriptedApp
 from tests.transcripts import COUNT, ask, plain
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}

@@ -22,6 +22,8 @@ from tests.live import Brake, LiveApp, Reply, frames
 from tests.scripted import TOKENIZER
 from tests.test_logprobs import NEAR, log_softmax
 
+pytestmark = pytest.mark.slow
+
 PATH = "/v1/completions"
 TEXT = "hello world"
 HOT: dict[str, Any] = {"model": "m", "max_tokens": 9, "temperature": 1.2}

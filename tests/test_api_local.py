@@ -33,6 +33,8 @@ from tests.live import (
     stream_text,
 )
 
+pytestmark = pytest.mark.slow
+
 GETS = ["/health", "/ready", "/stats", "/v1", "/v1/models"]
 
 

@@ -17,6 +17,8 @@ from mlxlite.prepare import Preparation, Prepared
 from mlxlite.types import Ask
 from tests.live import CHAT, HELLO, LiveApp, Reply, chat_body, frames, stream_text
 
+pytestmark = pytest.mark.slow
+
 LONG = [{"role": "user", "content": "word " * 2000}]
 
 

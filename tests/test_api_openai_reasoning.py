@@ -15,6 +15,8 @@ from mlxlite.types import Finish
 from tests.live import HELLO, frames
 from tests.scripted import QWEN, TOKENIZER, ScriptedApp
 
+pytestmark = pytest.mark.slow
+
 THINKER = QWEN + "{# <think> #}"
 OPENS = QWEN.replace(
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",

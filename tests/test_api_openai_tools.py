@@ -18,6 +18,8 @@ from mlxlite.types import Finish
 from tests.live import HELLO, frames
 from tests.scripted import QWEN, TOKENIZER, ScriptedApp
 
+pytestmark = pytest.mark.slow
+
 GLM = QWEN + "{# <arg_key> <arg_value> #}"
 CODER = QWEN + "{# <function= #}"
 

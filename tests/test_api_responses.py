@@ -18,6 +18,8 @@ from tests.live import CHAT, Child, LiveApp, Reply, ask
 from tests.responses import RESPONSES, check, plain, post, streamed, without_ids
 from tests.scripted import QWEN, TOKENIZER, ScriptedApp
 
+pytestmark = pytest.mark.slow
+
 THINKER = (QWEN + "{# <think> #}").replace(
     "{{ message.content }}",
     "{% if message.reasoning %}({{ message.reasoning }}) {% endif %}{{ message.content }}",

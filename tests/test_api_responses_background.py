@@ -27,6 +27,8 @@ from tests.responses import (
 )
 from tests.scripted import QWEN, ScriptedApp
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def app(tiny_folder: Path, tmp_path: Path) -> Iterator[ScriptedApp]:

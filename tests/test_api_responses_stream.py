@@ -21,6 +21,8 @@ from tests.live import WAIT_S, Brake, connect, post_bytes, read_until
 from tests.responses import BROKEN, RESPONSES, both, check, plain, post, read, shape, streamed
 from tests.scripted import CACHED_TOKENS, QWEN, TOKENIZER, ScriptedApp
 
+pytestmark = pytest.mark.slow
+
 THINKER = QWEN + "{# <think> #}"
 
 

@@ -21,6 +21,8 @@ from tests import tiny
 
 import mlx.core as mx  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 # One model a kind of cache: plain, sliding window, recurrent, and a list of two kinds a layer.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},

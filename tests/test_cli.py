@@ -18,6 +18,8 @@ import pytest
 from mlxlite import __version__, cli
 from tests.live import CHAT, Child, LiveApp, ask, chat_body, connect, post_bytes, read_until, run
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("transformers", "numpy", "huggingface_hub", "torch")
 
 

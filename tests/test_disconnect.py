@@ -33,6 +33,8 @@ from tests.live import (
     stream_text,
 )
 
+pytestmark = pytest.mark.slow
+
 LONG = [{"role": "user", "content": "word12 " * 200}]  # many chunks of prefill
 PLAIN_AND_STREAMED = pytest.mark.parametrize("is_stream", [False, True], ids=["plain", "stream"])
 ENDINGS = pytest.mark.parametrize("is_reset", [False, True], ids=["fin", "rst"])

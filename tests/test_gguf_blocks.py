@@ -15,6 +15,8 @@ from mlxlite.models.gguf_blocks import DECODERS, dequantise, pack_bits, quantise
 from mlxlite.models.gguf_file import BLOCK_TYPES
 from tests.gguf_writer import NUMBERS, random_blocks, write_gguf
 
+pytestmark = pytest.mark.slow
+
 ROWS, BLOCKS = 6, 3  # blocks in a row
 
 

@@ -23,6 +23,8 @@ from mlxlite.models.library import NoLocalModel, NotLocal, describe, local_model
 from mlxlite.models.progress import Progress, TerminalBar, for_terminal
 from tests.gguf_writer import tiny_gguf
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

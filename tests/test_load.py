@@ -27,6 +27,8 @@ import mlx.core as mx  # isort: skip
 import mlx.nn as nn  # isort: skip
 from mlx.utils import tree_flatten  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 CPU = backend.start(Path("/nowhere"))  # the folder is for a GPU's kernels
 GPU_LIKE = replace(CPU, kind="metal", prefers_dense=False)
 

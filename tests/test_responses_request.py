@@ -10,6 +10,8 @@ from mlxlite.api import responses_request as requests
 from mlxlite.errors import BadRequest, TooLong
 from mlxlite.types import Ask
 
+pytestmark = pytest.mark.slow
+
 HELLO: dict[str, Any] = {"input": "hello"}
 USER = {"role": "user", "content": "hello"}
 

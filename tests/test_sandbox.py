@@ -11,6 +11,8 @@ import pytest
 from mlxlite.errors import BadRequest
 from mlxlite.text.template import ChatTemplate
 
+pytestmark = pytest.mark.slow
+
 
 def turns(*pairs: str) -> list[dict[str, Any]]:
     roles = {"s": "system", "u": "user", "a": "assistant"}

@@ -32,6 +32,8 @@ from mlxlite.http import server as server_module
 from mlxlite.http.listen import bind
 from mlxlite.http.routing import EventStream, Request, Route, Router
 
+pytestmark = pytest.mark.slow
+
 # --------------------------------------------------------------------------------------- leaving
 
 

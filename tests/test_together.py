@@ -19,6 +19,8 @@ from mlxlite.types import Sink as EventSink
 from tests.live import CHAT, HELLO, Brake, LiveApp, chat_body, connect, frames, post_bytes
 from tests.scripted import TOKENIZER
 
+pytestmark = pytest.mark.slow
+
 DONE = Done(Finish.EOS, 3, 0, 2, 0.1, 0.2, 0.3)
 
 
