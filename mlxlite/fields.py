@@ -124,6 +124,7 @@ TOP_LOGPROBS = Field("top_logprobs", int, "and of so many of the likeliest", "0"
 COUNTED_LOGPROBS = Field(
     "logprobs", int, "log-probabilities of the tokens and of so many others", low=0, high=20
 )
+STOP = Field("stop", tuple, "end before any of these; 64 of 4,096 characters at most", "none")
 N = Field("n", int, "how many answers; answer i is drawn with seed + i", "1", low=1, high=128)
 BEST_OF = Field("best_of", int, "must equal n", "n", low=1)
 ECHO = Field("echo", bool, "the answer starts with the prompt", "false")
@@ -192,6 +193,7 @@ CHAT = (
     HLG,
     LOGPROBS,
     TOP_LOGPROBS,
+    STOP,
     N,
     TOOLS,
     TOOL_CHOICE,
@@ -213,6 +215,7 @@ COMPLETIONS = (
     LOGIT_BIAS,
     HLG,
     COUNTED_LOGPROBS,
+    STOP,
     N,
     BEST_OF,
     ECHO,

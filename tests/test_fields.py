@@ -25,18 +25,19 @@ TYPE_NAMES = {
     str: "string",
     list: "list",
     dict: "object",
+    tuple: "string or list",
     object: "string or object",
 }
 # One value of each JSON type, and the kinds of field that take it.
 VALUES: dict[str, tuple[Any, ...]] = {
     "true": (bool,),
-    '"1"': (str, object),
-    '""': (str, object),
+    '"1"': (str, object, tuple),
+    '""': (str, object, tuple),
     "1": (int, float),
     "1.5": (float,),
     "1.0": (float,),
-    "[1]": (list,),
-    "[]": (list,),
+    "[1]": (list, tuple),
+    "[]": (list, tuple),
     '{"a": 1}': (dict, object),
     "{}": (dict, object),
 }

@@ -71,7 +71,7 @@ def parse_messages(body: Mapping[str, JSON], is_count: bool = False) -> Ask:
         raise BadRequest(why, param="thread", code=_UNTHREADED)
     chat["messages"] = _turns(body)
     chat["tools"] = _tools(body)
-    chat["stop"] = normalise_stops(body.get("stop_sequences"), "stop_sequences")
+    chat["stop"] = list(normalise_stops(body.get("stop_sequences"), "stop_sequences"))
     return parse_chat({**chat, **_tool_choice(body, is_count)})
 
 
