@@ -111,6 +111,15 @@ def answers(port: int, path: str) -> bool:
         connection.close()
 
 
+def comes_up(child: subprocess.Popen[bytes], port: int, path: str, deadline: float) -> bool:
+    """Wait until a server answers; False if it ends or takes too long."""
+    while not answers(port, path):
+        if time.perf_counter() > deadline or child.poll() is not None:
+            return False
+        time.sleep(0.01)  # a process of somebody else tells nobody that it is ready
+    return True
+
+
 # ---------------------------------------------------------------------------------------- legs
 
 
@@ -153,11 +162,9 @@ def measure(
     started = time.perf_counter()
     deadline = started + budget_s
     with running([*command, "--port", str(port)], environ) as child:
-        while not answers(port, path):
-            if time.perf_counter() > deadline or child.poll() is not None:
-                leg.notes.append("did not start")
-                return leg
-            time.sleep(0.01)  # the only way to see a process become ready from outside
+        if not comes_up(child, port, path, deadline):
+            leg.notes.append("did not start")
+            return leg
         leg.ready_s = time.perf_counter() - started
         sent = time.perf_counter()
         first = stream_times(port, PROMPT, 1, deadline)
@@ -188,8 +195,7 @@ def measure_decode_alone(leg: Leg, command: list[str], path: str, budget_s: floa
     port = free_port()
     deadline = time.perf_counter() + budget_s
     with running([*command, "--port", str(port)], leg.environ) as child:
-        while not answers(port, path) and time.perf_counter() < deadline and child.poll() is None:
-            time.sleep(0.01)
+        comes_up(child, port, path, deadline)
         times = stream_times(port, "Hello", 10, deadline, raw=True)
     if len(times) > 2:
         leg.decode_tps = (len(times) - 1) / (times[-1] - times[0])

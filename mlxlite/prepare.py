@@ -218,7 +218,7 @@ class Preparation:
     def _boundary(
         self,
         mode: tuple[Any, ...],
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, JSON],
         ids: list[int],
@@ -233,9 +233,7 @@ class Preparation:
             return max(len(ids) - primer, 0)
         try:
             longer = [*messages, {"role": "assistant", "content": "x"}]
-            probe = self._encoded(
-                self.template.render(longer, tools=tools, options=options)  # type: ignore[arg-type]
-            )
+            probe = self._encoded(self.template.render(longer, tools=tools, options=options))
         except BadRequest:
             return len(ids)
         pairs = zip(ids, probe, strict=False)

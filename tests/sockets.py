@@ -61,7 +61,7 @@ class Live:
         deadline_s = time.monotonic() + WAIT_S
         while not self.on_loop(is_true):
             assert time.monotonic() < deadline_s
-            time.sleep(0.001)
+            time.sleep(0.001)  # what the server's own state says has no event to wait for
 
     def close(self) -> None:
         self.call(self.server.stop(0.0))
@@ -258,7 +258,7 @@ class Counted:
 
     async def aclose(self) -> None:
         self._app.closed += 1
-        await self._frames.aclose()  # type: ignore[attr-defined]
+        await self._frames.aclose()
 
 
 @pytest.fixture

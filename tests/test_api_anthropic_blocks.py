@@ -312,7 +312,7 @@ def test_refusals_of_the_engine(app: ScriptedApp, error: MlxliteError, kind: str
     def refuse(*given: object) -> int:
         raise error
 
-    app.engine.submit = refuse  # type: ignore[method-assign]
+    app.engine.submit = refuse
     for is_stream in (False, True):
         reply = ask(app, stream=is_stream)
         assert refused(reply, error.status, kind) == error.message

@@ -75,6 +75,11 @@ def test_generation_config_nonsense_is_ignored(name: str, raw: str) -> None:
     assert make(defaults=defaults).sampling(ask(seed=1)) == make().sampling(ask(seed=1))
 
 
+@pytest.mark.parametrize("bad", [{"temperature": 10**400}, {"top_p": 5}])
+def test_generation_config_has_the_limits_of_a_request(bad: dict[str, Any]) -> None:
+    assert make(defaults=bad).sampling(ask(seed=1)) == make().sampling(ask(seed=1))
+
+
 # ------------------------------------------------------------------------------ max tokens
 
 

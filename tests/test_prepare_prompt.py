@@ -11,7 +11,10 @@ from tokenizers import processors
 
 from mlxlite.errors import BadRequest
 from mlxlite.prepare import Preparation
+from mlxlite.text.channels import thinking_of
+from mlxlite.text.template import ChatTemplate
 from mlxlite.text.tokenizer import Tokenizer
+from mlxlite.text.tools.families import family_of
 from mlxlite.types import Ask
 from tests import tiny
 from tests.prepared import BOS, EOS, MESSAGES, TOKENIZER, TOOLS, ask, make, rendered
@@ -266,3 +269,19 @@ def test_a_long_chat_is_prepared_quickly() -> None:
     print(f"{tokens} tokens: {min(took):.0f} ms, median {sorted(took)[2]:.0f} ms")
     assert tokens > 16_000
     assert min(took) < 250
+
+
+def test_the_tool_variant_of_a_template_tells_how_calls_and_thinking_look() -> None:
+    """A model with two templates writes its calls as the one that was shown the tools has it."""
+    preparation = make()
+    preparation.template = ChatTemplate(
+        "{{ messages[0].content }}", tool_source="{{ tools | tojson }}[TOOL_CALLS]<think>"
+    )
+    assert preparation.template.knows_tools
+    assert family_of(preparation.template.tool_source).name == "mistral"
+    assert thinking_of(preparation.template.all_source) is not None
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    prepared = preparation(ask(tools=(tool,)))
+    sink = prepared.make_sink()
+    pieces = sink.push(preparation.tokenizer.encode("[TOOL_CALLS]f[ARGS]{}")) + sink.finish()
+    assert [piece.call.name for piece in pieces if piece.call is not None][:1] == ["f"]

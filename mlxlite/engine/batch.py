@@ -222,7 +222,7 @@ class Batch:
         row = drawn.rows[index]
         how = sample.recipe([row], self.vocab_size)
         exact, _ = sample.draw(drawn.logits[one], how, drawn.keys[one], None)
-        token: int = exact.item()  # type: ignore[assignment]
+        token: int = exact.item()  # type: ignore[assignment]  # MLX: any kind of number
         if drawn.logprob is not None:
             fixed = Drawn([row], exact)
             add_logprobs(fixed, drawn.logits[one], most_logprobs(drawn.rows) or 0)

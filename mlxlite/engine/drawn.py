@@ -4,7 +4,8 @@ A step's tokens are drawn before the host has seen the last ones, so everything 
 want to know of them travels along and is read at once: the ids, whether the candidates sufficed
 (`sample`), and log-probabilities where a row asked for them (spec 20 section 8).
 
-Runs on the engine thread.
+Runs on the engine thread. MLX types `tolist` as any nesting of any number; the ignored types below
+say which one the array's dtype and shape give.
 """
 
 from __future__ import annotations

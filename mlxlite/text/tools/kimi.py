@@ -11,6 +11,7 @@ same way, from other tokens and with another head of a call.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from mlxlite.text.tools.format import Broken, Markers, Reader, Reading
@@ -20,7 +21,7 @@ _HEAD = re.compile(r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*", re.DOTALL)
 MOST_HEAD_CHARS = 300
 
 
-class Sectioned:
+class Sectioned(ABC):
     """Calls one after the other in a section; each is judged alone."""
 
     section: str
@@ -52,9 +53,9 @@ class Sectioned:
         if (yield from r.accept(self._section_end)):
             r.spend()
 
+    @abstractmethod
     def read_head(self, r: Reader) -> Reading[str]:
         """Takes what stands before the arguments; the name of the tool."""
-        raise NotImplementedError
 
     def until_separator(self, r: Reader) -> Reading[str]:
         """Takes the text before the separator, and the separator."""
