@@ -14,6 +14,7 @@ V vocabulary, L layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -293,6 +294,21 @@ class ModelFacts:
     vocab_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class EmbedSpec:
+    """Inputs to embed: token ids, at least one each, none longer than the context.
+
+    pooling: the hidden state that stands for an input: of its `last` token, of its first (`cls`),
+    or the `mean` of all. normalise: to length 1. logit_ids: if given, the vector is the logits of
+    these ids after the last token instead, and the other fields do not matter.
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    pooling: str = "last"
+    normalise: bool = True
+    logit_ids: tuple[int, ...] = ()
+
+
 class EngineState(Enum):
     LOADING = "loading"
     READY = "ready"
@@ -317,6 +333,11 @@ class Engine(Protocol):
 
     def cancel(self, row_id: int) -> None:
         """Give a row up within one step; unknown and ended ids are ignored."""
+
+    def embed(self, spec: EmbedSpec) -> Future[tuple[bytes, ...]]:
+        """One vector an input, in order, as little-endian float32. Cancelling the future drops what
+        is left of the work. Raises Busy or EngineDown, and so may the future, or EngineFault.
+        """
 
     def stats(self) -> dict[str, JSON]:
         """Counters and gauges for `/stats`: a fresh plain dictionary."""

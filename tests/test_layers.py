@@ -72,6 +72,8 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "drawn",
             "quantised",
             "load",
+            "jobs",
+            "embed",
             "batch",
             "worker",
         ),
@@ -126,6 +128,7 @@ HOMES: dict[str, set[str]] = {
             "drawn",
             "quantised",
             "load",
+            "embed",
             "batch",
             "worker",
         )

@@ -16,6 +16,7 @@ import statistics
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,15 @@ from typing import Any
 from mlxlite.engine import backend as mlx_backend  # before anything that imports mlx
 from mlxlite.engine import load, sample
 from mlxlite.engine.batch import Batch
+from mlxlite.engine.embed import Embedder
+from mlxlite.engine.jobs import Jobs
 from mlxlite.engine.row import Phase, Row
-from mlxlite.engine.scheduler import ChunkSizer, Scheduler
+from mlxlite.engine.scheduler import (
+    CHUNK_BUDGET_S,
+    SHARED_CHUNK_BUDGET_S,
+    ChunkSizer,
+    Scheduler,
+)
 from mlxlite.errors import (
     Busy,
     Cancelled,
@@ -33,7 +41,16 @@ from mlxlite.errors import (
     MlxliteError,
     ModelError,
 )
-from mlxlite.types import EngineState, Event, Finish, ModelFacts, RowSpec, Sink, TokenLogprob
+from mlxlite.types import (
+    EmbedSpec,
+    EngineState,
+    Event,
+    Finish,
+    ModelFacts,
+    RowSpec,
+    Sink,
+    TokenLogprob,
+)
 
 import mlx.core as mx  # isort: skip  (after the backend chose its BLAS)
 
@@ -94,6 +111,8 @@ class Worker:
         # Made on the engine thread:
         self._scheduler = Scheduler(options.max_rows, ChunkSizer(1, 1))
         self._batch: Batch | None = None
+        self._embedder: Embedder | None = None
+        self._jobs = Jobs(options.max_rows + options.max_waiting)  # added to under _lock
 
     # ------------------------------------------------------------------- from any thread
 
@@ -144,6 +163,14 @@ class Worker:
             self._cancels.add(row_id)
             self._lock.notify()
 
+    def embed(self, spec: EmbedSpec) -> Future[tuple[bytes, ...]]:
+        with self._lock:
+            if self._stopping or self._state in (EngineState.DOWN, EngineState.STOPPED):
+                raise EngineDown("the engine is not running")
+            future = self._jobs.add(lambda: self._ready_embedder().run(spec))
+            self._lock.notify()
+        return future
+
     def stop(self, timeout_s: float = 30.0) -> None:
         """End every row, let go of MLX and end the thread. Safe to call twice."""
         with self._lock:
@@ -171,6 +198,7 @@ class Worker:
             "generated_tokens": counters.generated_tokens,
             "prefill_chunks": counters.prefill_chunks,
             "decode_steps": counters.decode_steps,
+            "jobs": self._jobs.stats(),
             "memory": dict(
                 zip(("active_bytes", "peak_bytes", "cache_bytes"), self._memory, strict=True)
             ),
@@ -189,7 +217,7 @@ class Worker:
         try:
             self._live()
         finally:
-            self._batch = None
+            self._batch = self._embedder = None
             mx.clear_streams()  # a thread that ends with streams of its own aborts the process
 
     def _live(self) -> None:
@@ -208,6 +236,8 @@ class Worker:
         try:
             while self._take_inbox():
                 self._advance()
+                # Rows wait meanwhile, so a slice beside them is as short as a prompt's chunk is.
+                self._jobs.step(SHARED_CHUNK_BUDGET_S if self._scheduler.rows else CHUNK_BUDGET_S)
                 if not self._scheduler.rows:
                     self._batch.let_go()
                 self._memory = mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory()
@@ -232,6 +262,7 @@ class Worker:
         except Exception as error:  # such as a dtype that this backend has no kernel for
             raise ModelError(f"{options.folder}: the model does not run: {error}") from error
         self._batch = batch
+        self._embedder = Embedder(loaded)
         self._scheduler.sizer = ChunkSizer(*backend.chunk_tokens, tokens_per_s=speed)
         self._facts = ModelFacts(
             model_type=str(loaded.config["model_type"]),
@@ -254,7 +285,11 @@ class Worker:
         """Take what came in; wait while there is nothing to do. False when the engine stops."""
         with self._lock:
             while wait and not (
-                self._stopping or self._inbox or self._cancels or self._scheduler.rows
+                self._stopping
+                or self._inbox
+                or self._cancels
+                or self._scheduler.rows
+                or self._jobs.count
             ):
                 self._lock.wait()
             arrived, self._inbox = self._inbox, []
@@ -411,3 +446,8 @@ class Worker:
             self._scheduler.submit(row)
         for row in self._scheduler.rows:
             self._end(row, finish, error=error)
+        self._jobs.end_all(error)
+
+    def _ready_embedder(self) -> Embedder:
+        assert self._embedder is not None
+        return self._embedder
