@@ -78,6 +78,12 @@ class TooLarge(MlxliteError):
     status = 413
 
 
+class UnsupportedCoding(MlxliteError):
+    """The body is compressed; it is taken only as it is."""
+
+    status = 415
+
+
 class Busy(MlxliteError):
     """The queue is full; try again soon."""
 

@@ -19,6 +19,7 @@ from mlxlite.errors import (
     MlxliteError,
     NotFound,
     Unauthorized,
+    UnsupportedCoding,
 )
 from mlxlite.http import routing
 from mlxlite.http.guard import Policy
@@ -172,6 +173,7 @@ def test_error_headers() -> None:
     assert error_response(EngineDown("")).headers["retry-after"] == "1"
     assert error_response(Unauthorized("")).headers["www-authenticate"] == "Bearer"
     assert error_response(MethodNotAllowed("", ("GET", "HEAD"))).headers["allow"] == "GET, HEAD"
+    assert error_response(UnsupportedCoding("")).headers["accept-encoding"] == "identity"
     assert set(error_response(BadRequest("")).headers) == {"content-type"}
 
 
@@ -368,6 +370,39 @@ def test_methods(method: str, path: str, status: int, allow: str | None) -> None
     _, response = ask(ROUTER, method, path)
     assert response.status == status
     assert response.headers.get("allow") == allow
+
+
+@pytest.mark.parametrize(
+    ("value", "refused"),
+    [
+        ("", None),
+        ("identity", None),
+        ("Identity, identity", None),
+        ("gzip", "gzip"),
+        ("GZIP", "gzip"),
+        ("identity, br", "br"),
+        ("identity;q=1", "identity;q=1"),
+    ],
+)
+def test_compressed_bodies(value: str, refused: str | None) -> None:
+    """Refused by their head, in the shape of the surface, behind the guard."""
+    routes = [Route("POST", "/v1/messages", echo, Messages())]
+    for router in (Router(routes), Router(routes, Policy(api_key="k"))):
+        request = Request(
+            "POST", "/v1/messages", headers=Headers({"content-encoding": value, "x-api-key": "k"})
+        )
+        answer = routing.admit(router, request)
+        if refused is None:
+            assert answer is None
+            continue
+        assert answer is not None and answer.status == 415
+        error = json.loads(answer.body)
+        assert (
+            error["type"] == "error"
+            and f"Content-Encoding {refused!r} is not" in error["error"]["message"]
+        )
+    if refused is not None:
+        assert ask(router, "POST", "/v1/messages", content_encoding=value)[1].status == 401
 
 
 def test_the_guard_in_order() -> None:

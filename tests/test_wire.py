@@ -23,8 +23,8 @@ MALFORMED: list[tuple[str, bytes, int]] = [
     ("lower-case version", b"GET / http/1.1\r\n" + HOST + b"\r\n", 400),
     ("version without minor", b"GET / HTTP/1\r\n" + HOST + b"\r\n", 400),
     ("two-digit version", b"GET / HTTP/1.10\r\n" + HOST + b"\r\n", 400),
-    ("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
-    ("HTTP/3", b"GET / HTTP/3.0\r\n" + HOST + b"\r\n", 505),
+    ("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    ("HTTP/3", b"GET / HTTP/3.0\r\n" + HOST + b"\r\n", 400),
     ("TLS hello", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
     ("method with a colon", b"GE:T / HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     ("space before the method", b" GET / HTTP/1.1\r\n" + HOST + b"\r\n", 400),
@@ -75,10 +75,10 @@ MALFORMED: list[tuple[str, bytes, int]] = [
     ("two lengths in one", POST + b"Content-Length: 1, 2\r\n\r\n", 400),
     ("length and chunks", POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
     ("chunks in 1.0", b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-    ("gzip coding", POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501),
-    ("chunked twice", POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n", 501),
-    ("coding twice", POST + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n", 501),
-    ("identity coding", POST + b"Transfer-Encoding: identity\r\n\r\n", 501),
+    ("gzip coding", POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 400),
+    ("chunked twice", POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n", 400),
+    ("coding twice", POST + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n", 400),
+    ("identity coding", POST + b"Transfer-Encoding: identity\r\n\r\n", 400),
     ("hidden coding", POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n", 400),
     ("length over the limit", POST + b"Content-Length: 33554433\r\n\r\n", 413),
     ("length of 5000 digits", POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", 413),
@@ -269,6 +269,24 @@ def test_a_dead_parser_stays_dead() -> None:
         with pytest.raises(ProtocolError):
             parser.next_part()
         parser.feed(GET + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"PRI * HTTP/2.0\r\n", "HTTP/2 is not served; use HTTP/1.1"),
+        (
+            POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+            "the only Transfer-Encoding supported is chunked",
+        ),
+    ],
+)
+def test_what_is_not_spoken_is_told(data: bytes, message: str) -> None:
+    parser = RequestParser()
+    parser.feed(data)
+    with pytest.raises(ProtocolError) as caught:
+        parser.next_part()
+    assert (caught.value.status, caught.value.message) == (400, message)
 
 
 def test_pipelined_bytes_wait() -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-from mlxlite.errors import BadRequest, MethodNotAllowed, MlxliteError, NotFound
+from mlxlite.errors import BadRequest, MethodNotAllowed, MlxliteError, NotFound, UnsupportedCoding
 from mlxlite.http import guard, wire
 
 log = logging.getLogger(__name__)
@@ -221,6 +221,10 @@ class EventStream:
         self._is_open = False
         self._is_closed = False
 
+    def over(self, frames: AsyncIterator[bytes]) -> EventStream:
+        """The same head over other frames: those of whoever wraps this stream."""
+        return EventStream(frames, headers=self.headers, heartbeat_s=self.heartbeat_s)
+
     async def open(self) -> None:
         """Wait for the first frame. Raises what `frames` raises, after closing it."""
         if self._is_open:
@@ -258,9 +262,7 @@ def render_error(error: MlxliteError) -> dict[str, Any]:
     if error.status == 429:
         kind = "rate_limit_error"
     else:
-        # 501 and 505 say what this server does not speak: a repeat cannot mend that.
-        is_ours = error.status >= 500 and error.status not in (501, 505)
-        kind = "server_error" if is_ours else "invalid_request_error"
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
     fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return {"error": fields}
 
@@ -271,6 +273,8 @@ def error_response(error: MlxliteError, surface: Surface | None = None) -> Respo
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"  # RFC 9110 section 15.5.2 demands one
+    if error.status == 415:
+        headers["accept-encoding"] = "identity"  # RFC 9110 section 15.5.16: what would be taken
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(error.allow)
     render = surface.render_error if surface is not None else render_error
@@ -327,6 +331,9 @@ class Route:
     surface: Surface | None = None
 
 
+_Matches = list[tuple[dict[str, Route], dict[str, str]]]
+
+
 class Router:
     """The application: a table of routes behind a guard.
 
@@ -348,7 +355,7 @@ class Router:
                 self._fixed[path] = methods
 
     def admit(self, request: Request) -> Response | None:
-        """Guard and preflight; remembers the route's surface, so that refusals are in its shape."""
+        """Guard, preflight, coding; remembers the route's surface, whose shape refusals have."""
         path = _without_slash(request.path)
         matches = self._matches(path)
         if matches:
@@ -361,9 +368,15 @@ class Router:
         second_name = getattr(request.surface, "request_id_field", None)
         if second_name is not None:
             request.reply_fields.append((second_name, request.request_id))
-        policy = self._policy
-        if policy is None:
-            return None
+        refusal = self._guard(self._policy, request, path, matches) if self._policy else None
+        if refusal is None:
+            _check_coding(request.headers)
+        return refusal
+
+    def _guard(
+        self, policy: guard.Policy, request: Request, path: str, matches: _Matches
+    ) -> Response | None:
+        """None: it may come in; else the answer to a preflight. Raises what the guard raises."""
         guard.check_host(policy, request.host, request.local_address)
         origin = request.headers.get("origin")
         request.reply_fields += guard.cors_fields(policy, origin)
@@ -396,9 +409,9 @@ class Router:
                 return next(iter(self._fixed[path].values())).surface
         return None
 
-    def _matches(self, path: str) -> list[tuple[dict[str, Route], dict[str, str]]]:
+    def _matches(self, path: str) -> _Matches:
         """Every entry that the path fits: its routes by method, and the path's parameters."""
-        matches: list[tuple[dict[str, Route], dict[str, str]]] = []
+        matches: _Matches = []
         if path in self._fixed:
             matches.append((self._fixed[path], {}))
         for pattern, methods in self._patterns:
@@ -412,7 +425,16 @@ def _without_slash(path: str) -> str:
     return path.rstrip("/") or "/"
 
 
-def _allow(matches: Sequence[tuple[dict[str, Route], dict[str, str]]]) -> tuple[str, ...]:
+def _check_coding(headers: Mapping[str, str]) -> None:
+    """Raise UnsupportedCoding for a compressed body, which would only be told to be no JSON."""
+    codings = {coding.strip() for coding in headers.get("content-encoding", "").lower().split(",")}
+    if refused := codings - {"", "identity"}:
+        raise UnsupportedCoding(
+            f"Content-Encoding {min(refused)!r} is not supported; send the body as it is"
+        )
+
+
+def _allow(matches: _Matches) -> tuple[str, ...]:
     allowed = {"OPTIONS"}.union(*(methods for methods, _ in matches))
     return tuple(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
 

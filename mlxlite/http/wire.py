@@ -13,9 +13,9 @@ until `next_part` is called again, so the caller decides when to go on.
 
 Invariants: the parts, and the error if there is one, are the same however the bytes were cut. After
 a `ProtocolError` the parser is dead: where the next request would start is unknown, so the caller
-answers with the error's status and closes. What two parsers could read in two ways is refused
-rather than guessed (RFC 9112 section 11.2, request smuggling). No sockets, no clock, no threads;
-one parser belongs to one connection.
+answers with the error's status and closes. That is a 4xx, also where RFC 9110 offers 501 or 505,
+which clients repeat. What two parsers could read in two ways is refused rather than guessed (RFC
+9112 section 11.2, request smuggling). No sockets, clock or threads; one parser, one connection.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class RequestParser:
             raise ProtocolError(400, "malformed request line")
         method, target, major, minor = match.groups()
         if major != b"1":
-            raise ProtocolError(505, "only HTTP/1.0 and HTTP/1.1 are served")
+            raise ProtocolError(400, f"HTTP/{int(major)} is not served; use HTTP/1.1")
         # RFC 9110 section 2.5: a higher minor version is served as the highest we know.
         self._line = (method.decode(), target.decode(), min(int(minor), 1))
         self._begin_fields(self._limits.head_bytes - len(line) - 2)
@@ -301,7 +301,7 @@ class RequestParser:
         if minor == 0:
             raise ProtocolError(400, "Transfer-Encoding needs HTTP/1.1")
         if coding.lower() != "chunked":
-            raise ProtocolError(501, "the only transfer coding supported is chunked")
+            raise ProtocolError(400, "the only Transfer-Encoding supported is chunked")
         self._state = _State.CHUNK_LINE
         return True
 
