@@ -132,6 +132,10 @@ def test_cors_fields() -> None:
     assert allowed["access-control-allow-origin"] == "https://a.test"
     assert allowed["vary"] == "origin"
     assert dict(guard.cors_fields(ANY, "null"))["access-control-allow-origin"] == "*"
+    exposed = "request-id, x-request-id, retry-after"  # what our answers hold and scripts need
+    for policy in (SITES, ANY):
+        fields = dict(guard.cors_fields(policy, "https://a.test"))
+        assert fields["access-control-expose-headers"] == exposed
     names = {name for policy in (SITES, ANY) for name, _ in guard.cors_fields(policy, "app://b")}
     assert "access-control-allow-credentials" not in names
 

@@ -132,7 +132,7 @@ def cors_fields(policy: Policy, origin: str | None) -> list[tuple[str, str]]:
     """The CORS fields of any answer; none at all unless origins are configured (faults F86)."""
     if not policy.cors_origins:
         return []
-    expose = ("access-control-expose-headers", "x-request-id, retry-after")
+    expose = ("access-control-expose-headers", "request-id, x-request-id, retry-after")
     if "*" in policy.cors_origins:
         return [("access-control-allow-origin", "*"), expose]
     fields = [("vary", "origin")]  # the answer differs by origin, so caches must know
