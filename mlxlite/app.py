@@ -25,6 +25,7 @@ from mlxlite.errors import EngineDown
 from mlxlite.http.guard import Policy
 from mlxlite.http.routing import EventStream, Request, Response, Route, Router, Surface
 from mlxlite.http.server import Server
+from mlxlite.lease import leased
 from mlxlite.prepare import Preparation
 from mlxlite.service import Service
 from mlxlite.store import ResponseStore
@@ -88,7 +89,12 @@ def _generation_defaults(path: Path) -> dict[str, Any]:
 
 def routes(service: Service) -> list[Route]:
     return [
-        Route(method, path, functools.partial(handler, service), SURFACES.get(path))
+        Route(
+            method,
+            path,
+            functools.partial(leased(service.leases, handler), service),
+            SURFACES.get(path),
+        )
         for method, path, handler in ROUTES
     ]
 

@@ -17,8 +17,10 @@ from mlxlite import __version__
 from mlxlite.background import Jobs
 from mlxlite.config import Settings
 from mlxlite.errors import EngineDown
+from mlxlite.lease import Leases
 from mlxlite.metrics import Metrics
 from mlxlite.prepare import Preparation, Prepared
+from mlxlite.session import Sessions
 from mlxlite.store import ResponseStore
 from mlxlite.stream import deltas
 from mlxlite.together import Indexed, together
@@ -38,6 +40,8 @@ class Service:
     ) -> None:
         self.settings = settings
         self.engine = engine
+        self.sessions = Sessions(engine)
+        self.leases = Leases()
         self.model_id = model_id
         self.responses = responses
         self.jobs = Jobs()
@@ -93,13 +97,13 @@ class Service:
 
     async def run(self, prepared: Prepared, label: str) -> AsyncGenerator[Delta, None]:
         """Give a prepared request to the engine; its deltas. Raises Busy or EngineDown at once."""
-        pieces = deltas(self.engine, prepared, label, self.metrics)
+        pieces = deltas(self.sessions, prepared, label, self.metrics)
         await anext(pieces)  # the engine took it
         return pieces
 
     async def run_together(self, rows: Sequence[Prepared], label: str) -> Indexed:
         """The same for the rows of one request; their deltas with the index of their row."""
-        pieces = together(self.engine, rows, label, self.settings.batch, self.metrics)
+        pieces = together(self.sessions, rows, label, self.settings.batch, self.metrics)
         await anext(pieces)
         return pieces
 

@@ -1,24 +1,22 @@
 """From what the engine produced to what a client sees: Events -> Deltas (floor 2).
 
-The bridge from the engine thread to the event loop, and the only place where ids become text on the
-way out. A whole answer is a fold over the streamed one; there is no second code path.
+The only place where ids become text on the way out. A whole answer is a fold over the streamed one; there is no second code path.
 
 Text is exact (decision D11): the concatenated deltas are the plain answer, byte for byte.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, replace
 
 from mlxlite.errors import EngineFault
 from mlxlite.metrics import Metrics
 from mlxlite.prepare import Prepared
+from mlxlite.session import Sessions
 from mlxlite.text.sink import Sink
-from mlxlite.types import CallPiece, Delta, Done, Engine, Event, Finish, TokenLogprob, Usage
+from mlxlite.types import CallPiece, Delta, Done, Event, Finish, TokenLogprob, Usage
 
 log = logging.getLogger(__name__)
 
@@ -38,38 +36,8 @@ class Answer:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Mailbox:
-    """Events of one row, from the engine thread to one reader on the event loop.
-
-    `put` never waits. One wake-up is in flight at most, however many events a step brings.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._events: deque[Event] = deque()
-        self._woken = asyncio.Event()
-        self._wake_is_due = False
-
-    def put(self, event: Event) -> None:
-        self._events.append(event)
-        if not self._wake_is_due:
-            self._wake_is_due = True
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        self._wake_is_due = False  # before the reader looks: a later event wakes again
-        self._woken.set()
-
-    async def take(self) -> list[Event]:
-        """All events that have come, at least one."""
-        while not self._events:
-            self._woken.clear()
-            await self._woken.wait()
-        return [self._events.popleft() for _ in range(len(self._events))]
-
-
 async def deltas(
-    engine: Engine, prepared: Prepared, label: str, metrics: Metrics | None = None
+    sessions: Sessions, prepared: Prepared, label: str, metrics: Metrics | None = None
 ) -> AsyncGenerator[Delta, None]:
     """Run a prepared request and yield what its client sees; the last delta has finish and usage.
 
@@ -85,29 +53,26 @@ async def deltas(
         usage = Usage(len(prepared.spec.prompt_ids), 0, 0, 0, 0.0, 0.0, 0.0)
         yield Delta(finish="length", usage=usage)
         return
-    mailbox = Mailbox(asyncio.get_running_loop())
-    row_id = engine.submit(prepared.spec, mailbox.put)
+    session = sessions.open(prepared.spec)
     sink = prepared.make_sink()
     done: Done | None = None
     try:
         yield Delta()
         while done is None:
-            pieces: list[Delta] = []
-            for event in await mailbox.take():
-                if prepared.limit or not event.ids:  # else the prompt's log-probabilities are all
-                    pieces += _pushed(sink, event)
-                done = event.done or done
+            event = await session.take()
+            done = event.done
+            # Without a limit the prompt's log-probabilities are all that was asked for.
+            pieces = _pushed(sink, event) if prepared.limit or not event.ids else []
             if done is not None and done.finish in _FINISH:
                 pieces += sink.finish()
             for piece in pieces:
                 yield piece
     finally:
         if done is None:
-            engine.cancel(row_id)
+            session.close()
             _record_end(label, None, metrics)
     _record_end(label, done, metrics)
-    if done.finish not in _FINISH:
-        raise done.error or EngineFault("the engine gave no reason")
+    (await session.settled()).raise_if_not_completed()
     if prepared.limit == 0:
         yield Delta(finish="length", usage=replace(_usage(done, sink), completion_tokens=0))
     else:
@@ -216,5 +181,5 @@ def _record_end(label: str, done: Done | None, metrics: Metrics | None) -> None:
         (done.queued_s + done.prefill_s) * 1000,
         computed / done.prefill_s if done.prefill_s else 0.0,
         rate,
-        done.finish.value,
+        "stop" if done.finish is Finish.GUIDE else done.finish.value,
     )

@@ -17,14 +17,15 @@ from dataclasses import replace
 from mlxlite.errors import Busy
 from mlxlite.metrics import Metrics
 from mlxlite.prepare import Prepared
+from mlxlite.session import Sessions
 from mlxlite.stream import Answer, Fold, deltas
-from mlxlite.types import Delta, Engine, Usage
+from mlxlite.types import Delta, Usage
 
 Indexed = AsyncGenerator[tuple[int, Delta], None]
 
 
 async def together(
-    engine: Engine,
+    sessions: Sessions,
     rows: Sequence[Prepared],
     label: str,
     most: int,
@@ -36,11 +37,11 @@ async def together(
     refuses later waits for one of its own; only if none is left does it fail.
     """
     if len(rows) == 1:  # the usual case, without a task between
-        async with aclosing(deltas(engine, rows[0], label, metrics)) as pieces:
+        async with aclosing(deltas(sessions, rows[0], label, metrics)) as pieces:
             async for delta in pieces:
                 yield 0, delta
         return
-    crowd = _Crowd(engine, rows, label, metrics)
+    crowd = _Crowd(sessions, rows, label, metrics)
     try:
         await crowd.start()
         yield 0, Delta()
@@ -62,9 +63,9 @@ class _Crowd:
     """The rows of one request: those to start, those that run, what came of them."""
 
     def __init__(
-        self, engine: Engine, rows: Sequence[Prepared], label: str, metrics: Metrics | None
+        self, sessions: Sessions, rows: Sequence[Prepared], label: str, metrics: Metrics | None
     ) -> None:
-        self._engine = engine
+        self._sessions = sessions
         self._label = label
         self._metrics = metrics
         self.waiting = deque(enumerate(rows))
@@ -80,7 +81,7 @@ class _Crowd:
     async def start(self) -> None:
         """Start the next row. Raises Busy or EngineDown; the row is still waiting then."""
         index, prepared = self.waiting[0]
-        pieces = deltas(self._engine, prepared, self._label, self._metrics)
+        pieces = deltas(self._sessions, prepared, self._label, self._metrics)
         await anext(pieces)
         self.waiting.popleft()
         task = asyncio.ensure_future(self._pump(index, pieces))

@@ -227,8 +227,9 @@ class Event:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-Sink = Callable[[Event], None]
-"""Takes the events of one row, in order, on the engine thread. It must not wait."""
+Sink = Callable[[Event], bool | None]
+"""Takes the events of one row, in order, on the engine thread. It must not wait. True asks the
+engine to hold the row: no token is drawn for it until `Engine.resume`."""
 
 
 # -------------------------------------------------------------------------------------- Delta
@@ -333,6 +334,9 @@ class Engine(Protocol):
 
     def cancel(self, row_id: int) -> None:
         """Give a row up within one step; unknown and ended ids are ignored."""
+
+    def resume(self, row_id: int) -> None:
+        """Let a row go on that its sink had held; unknown, ended and free ones are ignored."""
 
     def embed(self, spec: EmbedSpec) -> Future[tuple[bytes, ...]]:
         """One vector an input, in order, as little-endian float32. Cancelling the future drops what

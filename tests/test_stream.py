@@ -16,6 +16,7 @@ import pytest
 
 from mlxlite.errors import Busy, Cancelled, EngineDown, EngineFault, MlxliteError
 from mlxlite.prepare import Prepared
+from mlxlite.session import Sessions
 from mlxlite.stream import Answer, deltas, fold
 from mlxlite.text.channels import THINK_TAGS
 from mlxlite.text.guides import TextGuide
@@ -68,14 +69,14 @@ def asked(
 
 def collect(engine: Any, request: Prepared) -> list[Delta]:
     async def run() -> list[Delta]:
-        return [delta async for delta in deltas(engine, request, "test")]
+        return [delta async for delta in deltas(Sessions(engine), request, "test")]
 
     return asyncio.run(run())
 
 
 def folded(engine: Any, request: Prepared) -> Answer:
     async def run() -> Answer:
-        return await fold(deltas(engine, request, "test"))
+        return await fold(deltas(Sessions(engine), request, "test"))
 
     return asyncio.run(run())
 
@@ -189,7 +190,7 @@ def test_closing_early_cancels(steps: int) -> None:
     engine = ScriptedEngine([TOKENIZER.encode("hello world")], is_endless=True)
 
     async def run() -> None:
-        pieces = deltas(engine, prepared(), "test")  # type: ignore[arg-type]
+        pieces = deltas(Sessions(engine), prepared(), "test")  # type: ignore[arg-type]
         for _ in range(steps):
             await anext(pieces)
         await pieces.aclose()
@@ -202,7 +203,7 @@ def test_cancelling_a_waiting_reader_cancels() -> None:
     engine = ScriptedEngine([()], is_endless=True)
 
     async def run() -> None:
-        pieces = deltas(engine, prepared(), "test")  # type: ignore[arg-type]
+        pieces = deltas(Sessions(engine), prepared(), "test")  # type: ignore[arg-type]
         await anext(pieces)
         task = asyncio.ensure_future(fold(pieces))
         await asyncio.sleep(0)
@@ -235,7 +236,7 @@ def test_errors(finish: Finish, error: MlxliteError) -> None:
     sent: list[str] = []
 
     async def run() -> None:
-        async for delta in deltas(engine, prepared(), "test"):  # type: ignore[arg-type]
+        async for delta in deltas(Sessions(engine), prepared(), "test"):  # type: ignore[arg-type]
             assert delta.finish is None
             sent.append(delta.text)
 
@@ -259,7 +260,7 @@ def test_a_refusal_comes_before_anything() -> None:
             raise Busy("admission queue is full")
 
     async def run() -> None:
-        await anext(deltas(Full([]), prepared(), "test"))  # type: ignore[arg-type]
+        await anext(deltas(Sessions(Full([])), prepared(), "test"))  # type: ignore[arg-type]
 
     with pytest.raises(Busy):
         asyncio.run(run())
@@ -281,7 +282,7 @@ def test_many_at_once() -> None:
         engines = [ScriptedEngine([(i,) for i in TOKENIZER.encode(text)]) for text in texts]
         return list(
             await asyncio.gather(
-                *(fold(deltas(each, prepared(), "t")) for each in engines)  # type: ignore[arg-type]
+                *(fold(deltas(Sessions(each), prepared(), "t")) for each in engines)  # type: ignore[arg-type]
             )
         )
 

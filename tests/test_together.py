@@ -12,6 +12,7 @@ import pytest
 
 from mlxlite.errors import Busy, EngineDown, EngineFault
 from mlxlite.prepare import Prepared
+from mlxlite.session import Sessions
 from mlxlite.text.sink import Sink
 from mlxlite.together import fold_together, together, total
 from mlxlite.types import Done, Event, Finish, RowSpec, Sampling, Usage
@@ -71,7 +72,7 @@ def play(scene: Callable[..., Any], rows: int = 3, most: int = 100, room: int = 
     engine = Rows(room)
 
     async def run() -> None:
-        pieces = together(engine, prepared(rows), "test", most)  # type: ignore[arg-type]
+        pieces = together(Sessions(engine), prepared(rows), "test", most)  # type: ignore[arg-type]
         try:
             await asyncio.wait_for(scene(engine, pieces), 5)
         finally:
@@ -260,7 +261,7 @@ def test_random_lives(seed: int) -> None:
 
 def test_rows_of_no_tokens() -> None:
     async def run() -> None:
-        pieces = together(Rows(0), prepared(3, limit=0), "test", 2)  # type: ignore[arg-type]
+        pieces = together(Sessions(Rows(0)), prepared(3, limit=0), "test", 2)  # type: ignore[arg-type]
         answers = await fold_together(pieces, 3)
         assert [(a.text, a.finish) for a in answers] == [("", "length")] * 3
 

@@ -115,7 +115,7 @@ class Batch:
         if old is not None and not any(row.phase is Phase.DECODE for row in old.rows):
             old = None
         seen = old.rows if old is not None else []
-        going = [i for i, row in enumerate(seen) if row.phase is Phase.DECODE and row.wants_another]
+        going = [i for i, row in enumerate(seen) if row in decode and row.wants_another]
         joining = [row for row in decode if row not in seen]
         for row in joining:
             self.open(row)
@@ -276,7 +276,7 @@ def _inputs(
     if inflight is not None and going:
         parts.append(inflight if len(going) == before else inflight[mx.array(going)])
     if joining:
-        parts.append(mx.array([row.spec.prompt_ids[-1] for row in joining], dtype=mx.uint32))
+        parts.append(mx.array([row.next_input for row in joining], dtype=mx.uint32))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 

@@ -37,6 +37,8 @@ class Row:
 
     # decode
     sampled: int = 0  # tokens drawn, the one in flight included; the next draw's position
+    last: int | None = None  # the newest token on the host
+    is_held: bool = False  # its reader is behind: no token is drawn for it
     read: int = 0  # tokens that reached the host
     accepted: int = 0  # of those, the ones that belong to the answer, EOS included
     forced: deque[int] = field(default_factory=deque)  # what the guide wants next
@@ -53,6 +55,11 @@ class Row:
     def prompt_left(self) -> int:
         """Prompt tokens that prefill still has to run."""
         return len(self.spec.prompt_ids) - 1 - self.fed
+
+    @property
+    def next_input(self) -> int:
+        """The id that is run next, of a row with no token in flight."""
+        return self.spec.prompt_ids[-1] if self.last is None else self.last
 
     @property
     def wants_another(self) -> bool:

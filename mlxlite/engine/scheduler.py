@@ -79,14 +79,15 @@ class Scheduler:
 
     def plan(self) -> Step:
         """Admit what fits, then choose this step's work."""
-        while self.waiting and len(self.live) < self.max_rows:
+        while self._admits:
             row = self.waiting.popleft()
             row.start()
             self.live.append(row)
             if row.prompt_left == 0:
                 row.phase = Phase.DECODE
-        decode = tuple(row for row in self.live if row.phase is Phase.DECODE)
-        prefill = next((row for row in self.live if row.phase is Phase.PREFILL), None)
+        free = [row for row in self.live if not row.is_held]
+        decode = tuple(row for row in free if row.phase is Phase.DECODE)
+        prefill = next((row for row in free if row.phase is Phase.PREFILL), None)
         if prefill is None:
             return Step(None, 0, decode)
         budget_s = SHARED_CHUNK_BUDGET_S if decode else CHUNK_BUDGET_S
@@ -105,6 +106,16 @@ class Scheduler:
             self.live.remove(row)
         elif row in self.waiting:
             self.waiting.remove(row)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a row wants a step, now: one that is held does not."""
+        return self._admits or any(not row.is_held for row in self.live)
+
+    @property
+    def _admits(self) -> bool:
+        # A held row keeps its cache and not its place: a silent client must not stop the others.
+        return bool(self.waiting) and sum(not row.is_held for row in self.live) < self.max_rows
 
     @property
     def rows(self) -> list[Row]:

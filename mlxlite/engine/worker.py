@@ -95,8 +95,9 @@ class Worker:
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
         self._lock = threading.Condition()
-        self._inbox: list[Row] = []  # guarded by _lock, as are the next four
+        self._inbox: list[Row] = []  # guarded by _lock, as are the next five
         self._cancels: set[int] = set()
+        self._resumes: set[int] = set()
         self._open_rows = 0  # submitted and not yet told their end
         self._stopping = False
         self._state = EngineState.LOADING
@@ -161,6 +162,11 @@ class Worker:
     def cancel(self, row_id: int) -> None:
         with self._lock:
             self._cancels.add(row_id)
+            self._lock.notify()
+
+    def resume(self, row_id: int) -> None:
+        with self._lock:
+            self._resumes.add(row_id)
             self._lock.notify()
 
     def embed(self, spec: EmbedSpec) -> Future[tuple[bytes, ...]]:
@@ -288,16 +294,20 @@ class Worker:
                 self._stopping
                 or self._inbox
                 or self._cancels
-                or self._scheduler.rows
+                or self._resumes
+                or self._scheduler.has_work
                 or self._jobs.count
             ):
                 self._lock.wait()
             arrived, self._inbox = self._inbox, []
             cancels, self._cancels = self._cancels, set()
+            resumes, self._resumes = self._resumes, set()
             stopping = self._stopping
         for row in arrived:
             self._scheduler.submit(row)
-        for row in self._scheduler.rows if cancels else []:
+        for row in self._scheduler.rows if cancels or resumes else []:
+            if row.id in resumes:
+                row.is_held = False
             if row.id in cancels:
                 self._end(row, Finish.CANCELLED, error=Cancelled("the client left"))
         return not stopping
@@ -342,7 +352,7 @@ class Worker:
         self._scheduler.prefilled(row, tokens, seconds)
         if logprobs:
             try:
-                row.sink(Event(logprobs=tuple(logprobs)))
+                row.is_held = bool(row.sink(Event(logprobs=tuple(logprobs))))
             except Exception as error:
                 self._row_failed(row, error)
 
@@ -366,6 +376,7 @@ class Worker:
         """One token of one row reached the host: count it, ask the guide, tell the sink."""
         if row.first_at is None:
             row.first_at = time.perf_counter()
+        row.last = token
         row.read += 1
         row.accepted += 1
         if token in row.spec.eos_ids:
@@ -386,7 +397,7 @@ class Worker:
             if finish is None and row.read >= row.spec.max_tokens:
                 finish = Finish.LENGTH
             if finish is None:
-                row.sink(Event(ids, logprobs=logprobs))
+                row.is_held = bool(row.sink(Event(ids, logprobs=logprobs)))
         except Exception as error:
             self._row_failed(row, error)
             return
