@@ -163,19 +163,20 @@ async def serve(
 def start_lines(settings: Settings, service: Service, sock: socket.socket) -> list[str]:
     """What a user needs to see: where it is, what it runs, and a request to copy."""
     facts = service.engine.facts
-    via = ""
+    via = where = ""
     if settings.unix is not None:
         base, via = "http://localhost", f"--unix-socket {settings.unix} "
     else:
         host, port = sock.getsockname()[:2]
-        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
-            host, f"[{host}]" if ":" in host else host
-        )
+        if host in ("0.0.0.0", "::"):  # no address that a client could use
+            host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+            where = " and at all other addresses of this machine"
+        shown = f"[{host}]" if ":" in host else host
         base = f"http://{shown}:{port}"
     body = '{"messages":[{"role":"user","content":"What is the capital of France?"}]}'
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
     return [
-        f"mlxlite {__version__} at {base}/v1 | model {service.model_id} | {facts.backend} | "
+        f"mlxlite {__version__} at {base}/v1{where} | model {service.model_id} | {facts.backend} | "
         f"{facts.dtype} | context {facts.max_context}",
         f"try: curl {via}{base}/v1/chat/completions{key} -H 'Content-Type: application/json' "
         f"-d '{body}'",

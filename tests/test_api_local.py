@@ -124,6 +124,23 @@ def test_start_lines(tiny_server: LiveApp) -> None:
     for word in (tiny_server.url + "/v1", tiny_server.name, "cpu", "float32", "context 1024"):
         assert word in first
     assert second.startswith(f"try: curl {tiny_server.url}/v1/chat/completions ")
+    assert "all other addresses" not in first
+
+
+@pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]")])
+def test_start_lines_of_all_addresses(tiny_folder: Path, host: str, shown: str) -> None:
+    """A URL that a client can use, and that others can come in too."""
+    try:
+        running = LiveApp(tiny_folder, host=host)
+    except MlxliteError:
+        pytest.skip("no IPv6 here")
+    with running:
+        url = f"http://{shown}:{running.address[1]}/v1"
+        first, second = running.lines
+        assert f" at {url} and at all other addresses of this machine | model " in first
+        assert second.startswith(f"try: curl {url}/chat/completions ")
+        address = (shown.strip("[]"), running.address[1])
+        assert ask(address, "GET", "/v1").status == 200
 
 
 # -------------------------------------------------------------------------------- every route
