@@ -1,6 +1,7 @@
 """From what the engine produced to what a client sees: Events -> Deltas (floor 2).
 
-The only place where ids become text on the way out. A whole answer is a fold over the streamed one; there is no second code path.
+The only place where ids become text on the way out. A whole answer is a fold over the streamed one;
+there is no second code path.
 
 Text is exact (decision D11): the concatenated deltas are the plain answer, byte for byte.
 """
