@@ -261,7 +261,7 @@ def test_entry_from_a_file_is_copied_verified_imported(
     assert model.source == f"file:{gguf}"
     record = json.loads((model.folder / "mlxlite.json").read_text())
     assert record["sha256"] == download.file_sha256(gguf) and record["licence"] == "mit"
-    assert not (home / "models" / ".tiny.partial").exists()
+    assert [path.name for path in (home / "models").iterdir()] == ["tiny"]  # and no lock
     assert get("tiny", home) == model
 
 

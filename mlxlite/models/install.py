@@ -191,11 +191,28 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, name: str, progress: Progress) -> Iterator[None]:
-    """Hold the lock file. The system frees it when the process dies; the file itself stays."""
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.say(f"waiting for another mlxlite that brings {name}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    """Hold the lock file, and remove it at the end. The system frees it when the process dies."""
+    while True:
+        with open(path, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress.say(f"waiting for another mlxlite that brings {name}")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Who waited may now hold a file that its last holder has removed, while a third process
+            # holds a new one of the same name: only what is still at the path counts.
+            if not _is_at(path, file.fileno()):
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)  # while it is held
+            return
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Whether the open file is the one that the path names now."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
