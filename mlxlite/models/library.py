@@ -56,6 +56,10 @@ class NoLocalModel(NotLocal):
     """No model was named and none is here; `name` is the default's."""
 
 
+class UnknownModel(ModelError):
+    """A name that means nothing, here or elsewhere."""
+
+
 # --- looking ----------------------------------------------------------------------------------
 
 
@@ -125,8 +129,9 @@ def _hub_snapshot(name: str) -> Path | None:
 def describe(folder: Path, name: str) -> LocalModel:
     """Check that a folder in Hugging Face or MLX layout is complete, without opening weights.
 
-    ModelError names the file that is missing or unreadable.
+    ModelError names what is missing or unreadable.
     """
+    _require_model(folder)
     config = read_object(folder / "config.json")
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -147,6 +152,25 @@ def describe(folder: Path, name: str) -> LocalModel:
         bits=bits if type(bits) is int else None,
         has_chat_template=_has_chat_template(folder),
     )
+
+
+def _require_model(folder: Path) -> None:
+    """ModelError naming all that the folder lacks, if it has no config or no weights at all."""
+    missing = [
+        shown
+        for shown, pattern in (
+            ("config.json", "config.json"),
+            ("weights (*.safetensors)", "*.safetensors"),
+            ("tokenizer.json", "tokeniz*"),  # older ones are converted
+        )
+        if not any(folder.glob(pattern))
+    ]
+    if not missing or missing == ["tokenizer.json"]:  # which the tokenizer tells better
+        return
+    hint = ""
+    if gguf := next(iter(sorted(folder.glob("*.gguf"))), None):
+        hint = f"; `mlxlite get {gguf}` imports its GGUF file"
+    raise ModelError(f"{folder}: is no model, it lacks {', '.join(missing)}{hint}")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -217,10 +241,14 @@ def resolve(name: str | None, home: Path) -> LocalModel:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return describe(folder, folder.resolve().name)
+    if folder.is_file():
+        raise UnknownModel(f"{folder}: is no .gguf file; give the folder of a model")
+    if name.startswith(("/", "./", "../", "~")):
+        raise UnknownModel(f"{folder}: no such folder")
     # 4. A repository of the hub.
     if _REPOSITORY.fullmatch(name):
         return _resolve_repository(name)
-    raise ModelError(_unknown(name, home))
+    raise UnknownModel(_unknown(name, home))
 
 
 def choose(home: Path) -> LocalModel:
@@ -285,9 +313,10 @@ def _resolve_repository(name: str) -> LocalModel:
 
 def _unknown(name: str, home: Path) -> str:
     known = sorted({*CATALOGUE, *(model.name for model in local_models(home))})
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
+    near = difflib.get_close_matches(name, known, n=3)
+    if near:
+        return f"no model {name!r}; did you mean {' or '.join(near)}?"
     return (
-        f"no model {name!r} ({hint}); give a known name, a hub repository (org/name), "
+        f"no model {name!r}; give a name that `mlxlite ls` shows, a hub repository (org/name), "
         f"a .gguf file or a folder"
     )
