@@ -103,6 +103,20 @@ def test_what_an_item_is(app: ScriptedApp) -> None:
     assert call["call_id"].startswith("call_") and json.loads(call["arguments"]) == {"a": 1}
 
 
+def test_a_call_names_the_namespace_of_its_function(app: ScriptedApp) -> None:
+    """codex looks a function up by both, and sends both back."""
+    tools = [TOOLS[0], {"type": "namespace", "name": "files", "description": "", "tools": TOOLS}]
+    _, final = both(app, CALLS, tools=tools)
+    assert [call.get("namespace") for call in final["output"]] == [None, "files"]
+    assert "namespace" not in final["output"][0], "a function of its own has none"
+    result = {"type": "function_call_output", "call_id": "c1", "output": "3"}
+    call = {"type": "function_call", "call_id": "c1", "name": "grep", "arguments": "{}"}
+    app.engine.says("ok")
+    chain = plain(app, tools=tools, input=[{**call, "namespace": "files"}, result])
+    stored = app.ask("GET", f"{RESPONSES}/{chain['id']}/input_items").json()["data"][-1]
+    assert (stored["name"], stored["namespace"]) == ("grep", "files")
+
+
 def test_arguments_come_in_fragments(app: ScriptedApp) -> None:
     app.engine.says(hermes("grep", {"pattern": "x" * 400}))
     events = streamed(app, tools=TOOLS)

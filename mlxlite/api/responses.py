@@ -86,6 +86,7 @@ class Transcript:
             "usage": None,
         }
         self._spell = spell
+        self._namespaces = requests.namespaces(fields["tools"])
         self._sequence = 0
         self._kind = ""  # of the open item: reasoning, message, function_call; "": none is
         self._id = ""
@@ -206,8 +207,9 @@ class Transcript:
             parts = [] if is_new else [self._text_part()]
             return {**item, "role": "assistant", "content": parts}
         assert self._call is not None
-        arguments = "".join(self._texts)
-        return {**item, "call_id": self._call.id, "name": self._call.name, "arguments": arguments}
+        item.update(call_id=self._call.id, name=self._call.name, arguments="".join(self._texts))
+        namespace = self._namespaces.get(self._call.name)
+        return {**item, "namespace": namespace} if namespace else item
 
     def _summary_part(self) -> Item:
         return {"type": "summary_text", "text": "".join(self._texts)}

@@ -171,6 +171,19 @@ def _shown_tool(tool: Mapping[str, JSON]) -> JSON:
     return {"description": None, **shown, "strict": tool.get("strict") is True}
 
 
+def namespaces(tools: Sequence[Mapping[str, JSON]], inside: str = "") -> dict[str, str]:
+    """Function -> the namespace that holds it, empty for none. Of equal names the first counts."""
+    found: dict[str, str] = {}
+    for tool in tools:
+        name = tool.get("name")
+        if isinstance(tool.get("tools"), list):
+            nested = namespaces(tool["tools"], name if isinstance(name, str) else inside)
+            found = {**nested, **found}
+        elif isinstance(name, str) and tool.get("type", "function") == "function":
+            found.setdefault(name, inside)
+    return found
+
+
 # -------------------------------------------------------------------------------------- input
 
 
@@ -222,11 +235,13 @@ def _call(item: Item, at: str) -> Item:
     arguments = item.get("arguments")
     if arguments is not None and not isinstance(arguments, str):
         raise _wrong(f"{at}.arguments", "a JSON string")
+    namespace = item.get("namespace")
     return _item(
         item,
         "function_call",
         call_id=_string(item, "call_id", at),
         name=_string(item, "name", at),
+        **({"namespace": namespace} if isinstance(namespace, str) else {}),
         arguments=arguments or "{}",
         status="completed",
     )
