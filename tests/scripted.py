@@ -106,6 +106,9 @@ class ScriptedEngine:
     def cancel(self, row_id: int) -> None:
         self.cancelled.append(row_id)
 
+    def resume(self, row_id: int) -> None:
+        """A script is not held, so there is nothing to let go on."""
+
     def stats(self) -> dict[str, Any]:
         return {}
 
