@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 from mlxlite import __version__, config
 from mlxlite import fields as request_fields
 from mlxlite.config import SettingError, Settings
-from mlxlite.errors import BadRequest, MlxliteError
+from mlxlite.errors import BadRequest, MlxliteError, ModelError
 from mlxlite.fields import Field
-from mlxlite.types import Ask, Done, Event
+from mlxlite.types import Ask, Done, Event, Finish
 
 PROG = "mlxlite"
 
@@ -71,7 +71,12 @@ def _absent(field: Field) -> str:
 
 def _generate_parser() -> _Parser:
     parser = _Parser(prog=f"{PROG} generate", allow_abbrev=False, description="Answer one prompt.")
-    parser.add_argument("text", nargs="*", metavar="[MODEL] TEXT", help="the prompt")
+    parser.add_argument(
+        "text",
+        nargs="*",
+        metavar="[MODEL] TEXT",
+        help="the prompt; - or nothing reads it from stdin",
+    )
     parser.add_argument("--prompt", help="the prompt, as a flag")
     parser.add_argument("--raw", action="store_true", help="do not use the chat template")
     parser.add_argument("--max-tokens", default="256", help="default 256")
@@ -106,7 +111,7 @@ def _serve(arguments: argparse.Namespace, settings: Settings) -> int:
 
     sock = launch.listen(settings)
     try:
-        model = _local_model(arguments.positional or settings.model, settings)
+        model = _model_to_serve(arguments, settings)
         worker = launch.start_engine(settings, model)
 
         import asyncio  # from here on the engine thread loads while this one imports
@@ -121,11 +126,27 @@ def _serve(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def _model_to_serve(arguments: argparse.Namespace, settings: Settings) -> Any:
+    from mlxlite.models import library
+
+    try:
+        return _local_model(arguments.positional or settings.model, settings)
+    except library.UnknownModel:
+        if near := _near_verb(arguments.instead_of_verb):
+            word = arguments.instead_of_verb
+            raise _Usage(f"no verb or model {word!r}; did you mean {PROG} {near}?") from None
+        raise
+
+
 def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
     words = [*arguments.text, *([arguments.prompt] if arguments.prompt is not None else [])]
+    if not words and sys.stdin is not None and not sys.stdin.isatty():
+        words = ["-"]
     if not 1 <= len(words) <= 2:
-        raise _Usage("give one prompt, with the model before it or by --model")
+        raise _Usage("give one prompt, with the model before it or by --model, or - for stdin")
     name, text = (words[0] if len(words) == 2 else settings.model), words[-1]
+    if text == "-":
+        text = _stdin()
     ask = Ask(
         messages=None if arguments.raw else ({"role": "user", "content": text},),
         prompt=text if arguments.raw else None,
@@ -156,10 +177,27 @@ def _generate(arguments: argparse.Namespace, settings: Settings) -> int:
         print(detokenizer.flush(), flush=True)
         if done.error is not None:
             raise done.error
+        if done.finish is Finish.LENGTH:
+            why = "--max-tokens sets the limit"
+            if ask.max_tokens is None or prepared.limit < ask.max_tokens:
+                why = "the context is full"
+            print(f"cut off after {done.generated_tokens} tokens: {why}", file=sys.stderr)
         print(_statistics(done), file=sys.stderr)
     finally:
         worker.stop()
     return 0
+
+
+def _stdin() -> str:
+    """The prompt on stdin, less the newline that ends the last line of any file."""
+    try:
+        content = sys.stdin.buffer.read() if sys.stdin is not None else b""
+        text = content.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError:
+        raise _Usage("the prompt on stdin is not UTF-8") from None
+    if not text:
+        raise _Usage("the prompt on stdin is empty")
+    return text
 
 
 def _statistics(done: Done) -> str:
@@ -184,18 +222,74 @@ def _get(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _ls(arguments: argparse.Namespace, settings: Settings) -> int:
+    from mlxlite import launch
     from mlxlite.models import catalogue, library
 
+    chosen = _served_by_default(settings)
     local = library.local_models(settings.home)
+    rows = [("NAME", "TYPE", "WEIGHTS", "SIZE", "DENSE COPY", "")]
     for model in local:
-        bits = f"{model.bits}-bit" if model.bits else "dense"
-        print(f"{model.name:40} {model.model_type:14} {bits:8} {model.size_bytes / 1e6:10.1f} MB")
-    names = {model.name for model in local}
+        dense = launch.dense_folder(settings, model.folder)
+        copies_bytes = sum(copy.stat().st_size for copy in dense.glob("*.safetensors"))
+        rows.append((
+            model.name,
+            model.model_type,
+            f"{model.bits}-bit" if model.bits else "dense",
+            _megabytes(model.size_bytes),
+            _megabytes(copies_bytes) if copies_bytes else "",
+            "served by default" if model == chosen else "",
+        ))  # fmt: skip
     for entry in catalogue.CATALOGUE.values():
-        if entry.name not in names:
-            size = f"{entry.snapshot_bytes / 1e6:10.1f} MB"
-            print(f"{entry.name:40} {'':14} {'':8} {size}  not here yet: mlxlite get {entry.name}")
+        if entry.name not in {model.name for model in local}:
+            note = f"not here yet: mlxlite get {entry.name}"
+            note = f"served by default, {note}" if entry.name == chosen else note
+            rows.append((entry.name, "", "", _megabytes(entry.snapshot_bytes), "", note))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, kind, weights, size, dense_copy, note in rows:
+        print(
+            f"{name:{widths[0]}}  {kind:{widths[1]}}  {weights:{widths[2]}}  {size:>{widths[3]}}  "
+            f"{dense_copy:>{widths[4]}}  {note}".rstrip()
+        )
     return 0
+
+
+def _served_by_default(settings: Settings) -> Any:
+    """The local model that `mlxlite` alone serves, the name it would fetch, or None if it fails."""
+    from mlxlite.models import library
+
+    try:
+        return library.resolve(settings.model, settings.home)
+    except library.NotLocal as missing:
+        return missing.name
+    except ModelError:
+        return None
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.1f} MB"
+
+
+def _fit_parser() -> _Parser:
+    parser = _Parser(
+        prog=f"{PROG} fit",
+        allow_abbrev=False,
+        description="Say what memory a model takes, and how much context fits.",
+    )
+    parser.add_argument("positional", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--context", metavar="TOKENS", help="default 8192, or the model's own")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(parser, ("model", "memory_budget", "dtype", "home", "log_level"))
+    return parser
+
+
+def _fit(arguments: argparse.Namespace, settings: Settings) -> int:
+    from mlxlite import fit_command
+
+    if (context := arguments.context) is not None:
+        if not (context.isascii() and context.isdigit() and int(context) > 0):
+            raise _Usage(f"--context must be a whole number of tokens, not {context!r}")
+        arguments.context = int(context)
+    return fit_command.run(arguments, settings)
 
 
 _VERBS: dict[str, tuple[Callable[[], _Parser], Callable[[argparse.Namespace, Settings], int]]] = {
@@ -204,6 +298,7 @@ _VERBS: dict[str, tuple[Callable[[], _Parser], Callable[[argparse.Namespace, Set
     "gen": (_generate_parser, _generate),
     "get": (_get_parser, _get),
     "ls": (_ls_parser, _ls),
+    "fit": (_fit_parser, _fit),
 }
 
 
@@ -241,24 +336,33 @@ def _help() -> str:
         f"       {PROG} generate [MODEL] TEXT     answer one prompt\n"
         f"       {PROG} get [NAME|REPO|FILE.gguf] fetch or import a model\n"
         f"       {PROG} ls                        list the local models\n"
+        f"       {PROG} fit [MODEL]              what memory a model takes\n"
         f"       {PROG} --version | --help | VERB --help\n"
     )
 
 
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Callable[..., int]]:
-    verb = arguments[0] if arguments and arguments[0] in _VERBS else "serve"
-    rest = list(arguments[1:] if arguments and arguments[0] in _VERBS else arguments)
-    make_parser, act = _VERBS[verb]
+    first = arguments[0] if arguments else ""
+    is_verb = first in _VERBS
+    make_parser, act = _VERBS[first if is_verb else "serve"]
     parser = make_parser()
-    parsed, unknown = parser.parse_known_args(rest)
+    parsed, unknown = parser.parse_known_args(arguments[1:] if is_verb else arguments)
+    parsed.instead_of_verb = "" if is_verb else first
     for word in unknown:
         if word.startswith("-"):
             flags = [name for action in parser._actions for name in action.option_strings]
             flags += ["--version", "--help"]
             near = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
             raise _Usage(f"unknown flag {word}" + (f"; did you mean {near[0]}?" if near else ""))
+        if verb := _near_verb(parsed.instead_of_verb):
+            raise _Usage(f"unknown verb {first!r}; did you mean {PROG} {verb}?")
         raise _Usage(f"unexpected argument {word!r}")
     return parsed, act
+
+
+def _near_verb(word: str) -> str | None:
+    """The verb that a word in the place of one resembles."""
+    return next(iter(difflib.get_close_matches(word, _VERBS, n=1)), None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

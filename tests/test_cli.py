@@ -5,6 +5,7 @@ What needs no process of its own calls `main` here. A child on the tiny model st
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import signal
@@ -76,7 +77,11 @@ def test_help_of_a_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "hi", "--temprature", "1"], "did you mean --temperature?"),
         (["serve", "--por", "1"], "unknown flag --por"),  # no abbreviations
         (["serve", "a", "b"], "unexpected argument 'b'"),
-        (["generat", "hi"], "unexpected argument 'hi'"),
+        (["generat", "hi"], "unknown verb 'generat'; did you mean mlxlite generate?"),
+        (["generat", "--raw"], "unknown flag --raw"),
+        (["lst", "--port", "0"], "no verb or model 'lst'; did you mean mlxlite ls?"),
+        (["model", "hi"], "unexpected argument 'hi'"),
+        (["serve", "ls", "x"], "unexpected argument 'x'"),
         (["ls", "x"], "unexpected argument 'x'"),
         (["serve", "--port"], "--port"),
         (["serve", "--port", "http"], "--port must be a whole number, not 'http'"),
@@ -84,7 +89,6 @@ def test_help_of_a_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--temperature", "nan"], "--temperature must be at least 0, not nan"),
         (["serve", "--dtype", "int8"], "--dtype must be one of"),
         (["serve", "--api-key", ""], "--api-key must not be empty"),
-        (["generate"], "give one prompt"),
         (["generate", "a", "b", "c"], "give one prompt"),
         (["generate", "hi", "--temperature", "-1"], "--temperature must be at least 0"),
         (["generate", "hi", "--temperature", "nan"], "--temperature must be a finite number"),
@@ -210,15 +214,29 @@ def test_bad_chat_template(
 # ------------------------------------------------------------------------------------- verbs
 
 
-def test_ls_and_get(tiny_folder: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_and_get(
+    tiny_folder: Path,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    not_here = "not here yet: mlxlite get smollm2-135m"
     assert cli.main(["ls"]) == 0
-    assert "smollm2-135m" in capsys.readouterr().out
-    shutil.copytree(tiny_folder, home / "models" / "mine")
+    head, only = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[0] == "NAME" and head.endswith("DENSE COPY")
+    assert only.startswith("smollm2-135m ") and only.endswith(f"served by default, {not_here}")
+    model = shutil.copytree(tiny_folder, home / "models" / "mine")
     (home / "models" / ".half.partial").mkdir()
     assert cli.main(["ls"]) == 0
-    first, *_ = shown = capsys.readouterr().out.splitlines()
-    assert first.split()[:3] == ["mine", "llama", "dense"]
-    assert len(shown) == 2 and "not here yet: mlxlite get smollm2-135m" in shown[1]
+    head, mine, other = capsys.readouterr().out.splitlines()
+    assert mine.split()[:3] == ["mine", "llama", "dense"] and mine.endswith(" served by default")
+    assert mine.count(" MB") == 1 and other.endswith(f" MB              {not_here}")
+    (model / "dense").mkdir()
+    (model / "dense" / "float32-0.safetensors").write_bytes(bytes(1_500_000))
+    monkeypatch.setenv("MLXLITE_MODEL", "smollm2-135m")
+    assert cli.main(["ls"]) == 0
+    _, mine, other = capsys.readouterr().out.splitlines()
+    assert mine.endswith(" 1.5 MB") and other.endswith(f"served by default, {not_here}")
     for _ in range(2):  # idempotent
         assert cli.main(["get", "mine"]) == 0
         assert capsys.readouterr().out == f"mine  {home / 'models' / 'mine'}\n"
@@ -246,6 +264,67 @@ def test_generate_is_the_servers_answer(
         assert cli.main(["generate", str(tiny_folder), "hello world", *sampled]) == 0
         outputs.add(capsys.readouterr().out)
     assert outputs == {tiny_server.chat(max_tokens=20, temperature=1.3, seed=-5).text + "\n"}
+
+
+class Stdin(io.TextIOWrapper):
+    """A stdin that holds bytes, or a terminal."""
+
+    def __init__(self, content: bytes | None) -> None:
+        super().__init__(io.BytesIO(content or b""))
+        self._is_terminal = content is None
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@pytest.mark.parametrize("words", [[], ["-"], ["--prompt", "-"]], ids=["none", "-", "--prompt"])
+def test_generate_from_stdin(
+    tiny_server: LiveApp,
+    tiny_folder: Path,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", Stdin("grüße, world\n".encode()))
+    flags = ["--model", str(tiny_folder), "--temperature", "0", "--max-tokens", "9"]
+    assert cli.main(["generate", *words, *flags]) == 0
+    shown = capsys.readouterr()
+    message = {"role": "user", "content": "grüße, world"}
+    reply = tiny_server.chat(messages=[message], max_tokens=9)
+    assert shown.out == reply.text + "\n"
+    assert reply.json()["choices"][0]["finish_reason"] == "length"
+    assert shown.err.splitlines()[0] == "cut off after 9 tokens: --max-tokens sets the limit"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the prompt on stdin is empty"),
+        (b"\n", "the prompt on stdin is empty"),
+        (b"\xff", "the prompt on stdin is not UTF-8"),
+        (None, "give one prompt"),
+    ],
+    ids=["empty", "newline", "latin", "terminal"],
+)
+def test_no_prompt_on_stdin(
+    home: Path,
+    content: bytes | None,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", Stdin(content))
+    assert cli.main(["generate"]) == 2
+    assert message in one_line(capsys.readouterr().err)
+
+
+def test_generate_to_the_end_of_the_context(
+    tiny_folder: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(tiny_folder), "hello world " * 330, "--raw", "--temperature", "0"]
+    assert cli.main(["generate", *words, "--max-tokens", "100000"]) == 0
+    assert "tokens: the context is full\n" in capsys.readouterr().err
 
 
 def test_generate_nothing(
