@@ -59,11 +59,16 @@ class Outcome:
     cleanup_error: BaseException | None = None
 
     def raise_if_not_completed(self) -> None:
-        """Raises the original error, or Cancelled with the reason's text."""
+        """Raises the original error; or Cancelled with the reason's text, EngineDown if the engine
+        was closed.
+        """
         if self.error is not None:
             raise self.error
         if self.reason is not None:
-            raise Cancelled(self.reason.value)
+            kind = EngineDown if self.reason is Reason.ENGINE_CLOSED else Cancelled
+            cancelled = kind(self.reason.value)
+            _attach(cancelled, self.cleanup_error)
+            raise cancelled
 
 
 class Session:
@@ -99,25 +104,30 @@ class Session:
         self._taken_tokens = 0  # event loop
         self._is_held = False
         self._taken_at = 0.0
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None  # runs while the row is held
+        self._is_closed = False
 
     # --------------------------------------------------------------------------------- the run
 
     def start(self) -> None:
-        """Give the row to the engine. Raises what the engine refuses it with, Busy or EngineDown;
-        Cancelled if the session was cancelled before; the unstarted inputs are released then.
+        """Give the row to the engine, once. Raises what the engine refuses it with, Busy or
+        EngineDown, or what it was cancelled with before; the unstarted inputs are released then.
         """
+        if self.outcome is not None:
+            self.outcome.raise_if_not_completed()
         if self.state is not State.CREATED:
-            raise Cancelled((self._reason or Reason.REQUESTED).value)
+            raise EngineFault("the session was started before")
         try:
             self._row_id = self._engine.submit(self._spec, self._put)
         except BaseException as error:
-            self._settle(Outcome(error=error, cleanup_error=self._release_once(error)))
+            outcome = Outcome(error=error, cleanup_error=self._release_once())
+            _attach(error, outcome.cleanup_error)
+            self._settle(outcome)
             raise
         self.state = State.RUNNING
 
     async def take(self) -> Event:
-        """The next event; the one with `done` is the last."""
+        """The next event; the one with `done` is the last. Raises EngineFault after that."""
         while not self._events:
             if self.state is State.TERMINAL:
                 raise EngineFault("the session is over")
@@ -128,6 +138,7 @@ class Session:
         self._taken_at = self._loop.time()
         if self._is_held and self._unread <= QUEUED_TOKENS // 2:
             self._is_held = False
+            self._stop_idle_timer()
             if self._row_id is not None:
                 self._engine.resume(self._row_id)
         return event
@@ -138,7 +149,7 @@ class Session:
             return
         self._reason = reason
         if self.state is State.CREATED:
-            self._settle(Outcome(reason=reason, cleanup_error=self._release_once(None)))
+            self._settle(Outcome(reason=reason, cleanup_error=self._release_once()))
             return
         self.state = State.SETTLING
         if self._row_id is not None:
@@ -146,6 +157,7 @@ class Session:
 
     def close(self) -> None:
         """The reader leaves: what still runs is cancelled, what was not read is dropped."""
+        self._is_closed = True
         self.cancel(Reason.CONSUMER_CLOSED)
         self._events.clear()
 
@@ -167,22 +179,24 @@ class Session:
     def _put(self, event: Event) -> bool:
         """Engine thread: take an event. True asks the engine to hold the row.
 
-        The flag is set before the event can be read, so whoever reads it finds the flag.
+        The flag is set before the event can be read, so whoever reads it finds the flag. A row that
+        is held may still bring the token that was in flight: it stays held then.
         """
         self._put_tokens += _tokens(event)
-        is_full = event.done is None and self._unread >= QUEUED_TOKENS
-        if is_full:
+        if event.done is None and self._unread >= QUEUED_TOKENS:
             self._is_held = True
         self._events.append(event)
-        if not self._wake_is_due:  # one wake-up in flight, however many events a step brings
-            self._wake_is_due = True
-            try:
+        try:
+            if not self._wake_is_due:  # one wake-up in flight, however many events a step brings
+                self._wake_is_due = True
                 self._loop.call_soon_threadsafe(self._wake, event.done)
-            except RuntimeError:  # the loop is closed: nobody reads any more
-                log.debug("an event came after its reader's loop had ended")
-        elif event.done is not None:
-            self._loop.call_soon_threadsafe(self._settle_done, event.done)
-        return is_full
+            elif event.done is not None:
+                self._loop.call_soon_threadsafe(self._settle_done, event.done)
+        except RuntimeError:  # the loop is closed: nobody will read or resume this row
+            self._wake_is_due = False
+            if event.done is None and self._row_id is not None:
+                self._engine.cancel(self._row_id)
+        return self._is_held
 
     def _wake(self, done: Done | None) -> None:
         self._wake_is_due = False  # before the reader looks: a later event wakes again
@@ -195,17 +209,22 @@ class Session:
 
     def _check_idle(self) -> None:
         self._idle_timer = None
-        if not self._is_held or self.state is not State.RUNNING:
+        if self.state is not State.RUNNING:
             return
         left_s = self._taken_at + self._idle_s - self._loop.time()
-        if left_s > 0:
+        if left_s > 0:  # slow, but reading
             self._idle_timer = self._loop.call_later(left_s, self._check_idle)
             return
         log.info("a reader took nothing for %g s; its row is cancelled", self._idle_s)
         self.cancel(Reason.CONSUMER_IDLE)
 
+    def _stop_idle_timer(self) -> None:
+        timer, self._idle_timer = self._idle_timer, None
+        if timer is not None:
+            timer.cancel()
+
     def _settle_done(self, done: Done) -> None:
-        if self._reason is Reason.CONSUMER_CLOSED:
+        if self._is_closed:
             self._events.clear()
         if done.finish is Finish.CANCELLED and self._reason is not None:
             self._settle(Outcome(reason=self._reason))
@@ -217,16 +236,16 @@ class Session:
 
     def _settle(self, outcome: Outcome) -> None:
         self.state = State.TERMINAL
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        self._stop_idle_timer()
+        self._woken.set()
         if not self._outcome.done():
             self._outcome.set_result(outcome)
             if self._ended is not None:
                 self._ended(self)
 
-    def _release_once(self, error: BaseException | None) -> BaseException | None:
-        """Let go of the inputs of a run that never started. What that raises does not hide the
-        error that came first: it is attached to it."""
+    def _release_once(self) -> Exception | None:
+        """Let go of the inputs of a run that never started. Returns what that raises, which must
+        not hide why the run did not start."""
         release, self._release = self._release, None
         if release is None:
             return None
@@ -234,10 +253,13 @@ class Session:
             release()
         except Exception as failed:
             log.exception("the inputs of a run that never started were not released")
-            if error is not None:
-                error.add_note(f"and its inputs were not released: {failed!r}")
             return failed
         return None
+
+
+def _attach(error: BaseException, cleanup_error: BaseException | None) -> None:
+    if cleanup_error is not None:
+        error.add_note(f"and its inputs were not released: {cleanup_error!r}")
 
 
 def _tokens(event: Event) -> int:
@@ -260,11 +282,9 @@ class Sessions:
         """A session that runs. Raises Busy or EngineDown; `release` was called then."""
         session = Session(self.engine, spec, release, self._idle_s, self._live.discard)
         if self._is_closed:
-            session.cancel(Reason.ENGINE_CLOSED)
-            raise EngineDown(Reason.ENGINE_CLOSED.value)
+            session.cancel(Reason.ENGINE_CLOSED)  # starting it raises that
         session.start()
-        if session.state is not State.TERMINAL:
-            self._live.add(session)
+        self._live.add(session)  # it cannot have ended: that is told on this loop
         return session
 
     async def close(self, timeout_s: float | None = None) -> None:
