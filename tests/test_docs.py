@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from mlxlite import app, cli, config
 from mlxlite import fields as request_fields
 from mlxlite.config import Settings
+from mlxlite.text import stops
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 SETTINGS = [pytest.param(setting, id=setting.name) for setting in fields(Settings)]
@@ -72,6 +74,48 @@ def test_types_of_request_fields() -> None:
         assert kind == request_fields.KIND_NAMES[field.kind], field.name
         if field.name != "max_completion_tokens":  # shares the row of max_tokens
             assert absent.replace("`", "") == field.absent, field.name
+
+
+# Limits that are no field's own range.
+OTHER_LIMITS = {
+    "stop": {stops.MAX_STOPS, stops.MAX_STOP_CHARS},
+    "prompt": {request_fields.MOST_ANSWERS},
+    "hlg": {part.high for part in request_fields.HLG_PARTS} - {None},
+}
+# A share ends at 1, and no logit is as large as the limit of penalties: nobody needs to be told.
+UNTOLD_LIMITS = {None, 1, request_fields.PRESENCE_PENALTY.high}
+NUMBER = r"(\d[\d,.]*)"
+LIMIT = re.compile(rf"(?:\bat most|\bto) {NUMBER}(?: of {NUMBER})?|{NUMBER} at most")
+
+
+@pytest.mark.parametrize(("heading", "table"), [
+    (HEADING, request_fields.CHAT),
+    (f"thinking is not told apart.\n\n{HEADING}", request_fields.COMPLETIONS),
+], ids=["chat", "completions"])  # fmt: skip
+def test_limits_of_request_fields(heading: str, table: tuple[request_fields.Field, ...]) -> None:
+    """A row tells its fields' limits and no other, and calls no value off that is refused."""
+    by_row: dict[str, list[request_fields.Field]] = {}
+    found = rows(heading)
+    for field in table:
+        if field.name in found:
+            by_row.setdefault(found[field.name][-1], []).append(field)
+    assert by_row
+    for text, row in by_row.items():
+        told = {
+            float(number.strip(".,").replace(",", ""))
+            for match in LIMIT.finditer(text)
+            for number in match.groups()
+            if number
+        }
+        limits = {field.high for field in row} - UNTOLD_LIMITS
+        assert told == limits.union(*(OTHER_LIMITS.get(field.name, set()) for field in row)), text
+        for match in re.finditer(
+            r"\b([\d.]+)(?: and ([\d.]+))? (?:is|are) |off at (\d) and (\d)", text
+        ):
+            for number in filter(None, match.groups()):
+                for field in row:
+                    body = {field.name: field.kind(number)}
+                    assert request_fields.take(body, field) == field.kind(number), text
 
 
 def test_files() -> None:
