@@ -13,8 +13,10 @@ from typing import Any
 import openai
 import pytest
 
+from mlxlite.api.openai import Style, Texts, render_delta
+from mlxlite.api.openai_shapes import frame
 from mlxlite.prepare import Preparation, Prepared
-from mlxlite.types import Ask
+from mlxlite.types import Ask, Delta
 from tests.live import CHAT, HELLO, LiveApp, Reply, chat_body, frames, stream_text
 
 pytestmark = pytest.mark.slow
@@ -480,3 +482,13 @@ def test_unicode_body_both_ways(tiny_server: LiveApp) -> None:
     raw = json.dumps(body, ensure_ascii=False).encode()
     escaped = tiny_server.ask("POST", CHAT, body)
     assert tiny_server.ask("POST", CHAT, raw).text == escaped.text
+
+
+@pytest.mark.parametrize("text", ["a", "%", "%b %%", "\0", '"\\', "é😀\u2028", "\n", "x" * 9000])
+@pytest.mark.parametrize("wants_usage", [False, True])
+def test_filled_frames_are_the_encoded_ones(text: str, wants_usage: bool) -> None:
+    names = ("reasoning", "reasoning_content")
+    style = Style("chatcmpl-1", 1, "50%", "fp_1", wants_usage, names, lambda _: b"")
+    for delta in (Delta(text=text), Delta(reasoning=text)):
+        (chunk,) = render_delta(style, 2, delta, set())
+        assert Texts(style, 2).frame(delta) == frame(chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -352,3 +353,17 @@ def test_errors_from_further_down() -> None:
     assert (
         requests.in_our_words(BadRequest("messages[3].x", param="messages[3].x")).param == "input"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function", "name": "f", "parameters": {"maximum": math.inf}}]),
+        ("tool_choice", {"type": "function", "name": "f", "x": -math.inf}),
+        ("text", {"format": {"type": "text", "x": [math.inf]}}),
+    ],
+)
+def test_what_is_echoed_can_be_sent(name: str, value: Any) -> None:
+    """1e999 is JSON, and Python reads infinity; found by `test_fuzz`."""
+    with pytest.raises(BadRequest, match=f"^{name} holds a number that is too large$"):
+        requests.echo({name: value}, None)

@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxlite.api.openai_shapes import frames, render_usage
+from mlxlite.api.openai_shapes import HOLE, frames, render_usage, template
 from mlxlite.asks import parse_chat
-from mlxlite.http.routing import EventStream, Request, Response, json_response
+from mlxlite.http.routing import EventStream, Request, Response, encode_json, json_response
 from mlxlite.service import Service
 from mlxlite.stream import Answer
 from mlxlite.together import Indexed, fold_together, total
@@ -136,6 +136,27 @@ def render_delta(style: Style, index: int, delta: Delta, seen: set[int]) -> list
     return chunks
 
 
+class Texts:
+    """Frames of the deltas that are nothing but text or reasoning: the same bytes as those of
+    `render_delta`, of which they are made."""
+
+    def __init__(self, style: Style, index: int) -> None:
+        def blank(delta: Delta) -> bytes:
+            return template(render_delta(style, index, delta, set())[0])
+
+        self._text = blank(Delta(text=HOLE))
+        self._reasoning = blank(Delta(reasoning=HOLE))
+        self._names = len(style.reasoning)
+
+    def frame(self, delta: Delta) -> bytes | None:
+        """None: it is something else."""
+        if delta.call is not None or delta.logprobs or delta.finish is not None:
+            return None
+        if not delta.reasoning:
+            return self._text % encode_json(delta.text) if delta.text else None
+        return self._reasoning % ((encode_json(delta.reasoning),) * self._names)
+
+
 def render_opening(style: Style, index: int) -> dict[str, Any]:
     opening = {"role": "assistant", "content": ""}
     return style.chunk([{"index": index, "delta": opening, "finish_reason": None}])
@@ -172,15 +193,21 @@ async def chat(service: Service, request: Request) -> Response | EventStream:
     return json_response(render_whole(style, await fold_together(pieces, len(rows))))
 
 
-async def _chunks(style: Style, pieces: Indexed, n: int) -> AsyncGenerator[dict[str, Any], None]:
+async def _chunks(
+    style: Style, pieces: Indexed, n: int
+) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     """The chunks of all answers, each with its index; usage goes out once, alone and last, and
     only if asked (F20)."""
     seen: list[set[int]] = [set() for _ in range(n)]
+    texts = [Texts(style, index) for index in range(n)]
     usages: dict[int, Usage] = {}
     try:
         for index in range(n):
             yield render_opening(style, index)
         async for index, delta in pieces:
+            if (ready := texts[index].frame(delta)) is not None:
+                yield ready
+                continue
             for chunk in render_delta(style, index, delta, seen[index]):
                 yield chunk
             if delta.usage is not None:

@@ -28,25 +28,40 @@ def render_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-async def frames(name: str, chunks: AsyncGenerator[JSON, None]) -> AsyncGenerator[bytes, None]:
+HOLE = "\0"  # a string of a chunk that `template` leaves out
+
+
+def template(chunk: JSON) -> bytes:
+    """The frame of a chunk for `%`, which puts a string as JSON into each hole.
+
+    Nearly all frames of a stream differ in their text alone: to fill one in takes a tenth of the
+    time that encoding a chunk does.
+    """
+    return frame(chunk).replace(b"%", b"%%").replace(encode_json(HOLE), b"%b")
+
+
+async def frames(
+    name: str, chunks: AsyncGenerator[JSON | bytes, None]
+) -> AsyncGenerator[bytes, None]:
     """Server-sent events of an answer. An error after the opening is a frame, then the end.
 
-    name: of the answer, for the log. chunks: started at once and closed exactly once.
+    name: of the answer, for the log. chunks: as values or as frames; started at once and closed
+    exactly once.
     """
     try:
         async for chunk in chunks:
-            yield _frame(chunk)
+            yield chunk if isinstance(chunk, bytes) else frame(chunk)
     except MlxliteError as error:
-        yield _frame(render_error(error))
+        yield frame(render_error(error))
         return
     except Exception:
         log.exception("%s failed in mid-stream", name)
-        yield _frame(render_error(EngineFault("internal error")))
+        yield frame(render_error(EngineFault("internal error")))
         return
     finally:
         await chunks.aclose()
     yield b"data: [DONE]\n\n"
 
 
-def _frame(value: JSON) -> bytes:
+def frame(value: JSON) -> bytes:
     return b"data: " + encode_json(value) + b"\n\n"

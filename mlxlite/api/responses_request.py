@@ -22,6 +22,7 @@ from mlxlite import fields
 from mlxlite.asks import parse_chat
 from mlxlite.errors import BadRequest
 from mlxlite.fields import Field
+from mlxlite.http.routing import encode_json
 from mlxlite.types import JSON, Ask
 
 Item = dict[str, Any]
@@ -135,7 +136,8 @@ def check_body(body: Mapping[str, JSON]) -> None:
 
 
 def echo(body: Mapping[str, JSON], instructions: str | None) -> dict[str, JSON]:
-    """The request's fields as the response object repeats them (decision D12)."""
+    """The request's fields as the response object repeats them (decision D12). Raises BadRequest
+    for what JSON could not repeat."""
     reasoning: Mapping[str, JSON] = body.get("reasoning") or {}
     text: Mapping[str, JSON] = body.get("text") or {}
     parallel = body.get("parallel_tool_calls")
@@ -160,6 +162,11 @@ def echo(body: Mapping[str, JSON], instructions: str | None) -> dict[str, JSON]:
     }
     if text.get("verbosity") is not None:
         shown["text"]["verbosity"] = text["verbosity"]
+    for name in ("tools", "tool_choice", "text"):  # all that nobody looked through to its end
+        try:
+            encode_json(shown[name])
+        except ValueError:  # 1e999 is read as infinity, which no answer can hold
+            raise BadRequest(f"{name} holds a number that is too large", param=name) from None
     return shown
 
 
