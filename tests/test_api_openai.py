@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
+from mlxlite.api import openai_shapes
 from mlxlite.api.openai import Style, Texts, render_delta
-from mlxlite.api.openai_shapes import frame
 from mlxlite.prepare import Preparation, Prepared
 from mlxlite.types import Ask, Delta
 from tests.live import CHAT, HELLO, LiveApp, Reply, chat_body, frames, stream_text
@@ -491,4 +491,4 @@ def test_filled_frames_are_the_encoded_ones(text: str, wants_usage: bool) -> Non
     style = Style("chatcmpl-1", 1, "50%", "fp_1", wants_usage, names, lambda _: b"")
     for delta in (Delta(text=text), Delta(reasoning=text)):
         (chunk,) = render_delta(style, 2, delta, set())
-        assert Texts(style, 2).frame(delta) == frame(chunk)
+        assert Texts(style, 2).frame(delta) == openai_shapes.frame(chunk)
