@@ -66,6 +66,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "backend",
             "row",
             "scheduler",
+            "prefix",
             "curves",
             "sample",
             "penalties",
