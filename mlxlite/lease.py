@@ -31,7 +31,8 @@ class Leases:
 
     async def drained(self) -> None:
         """Wait until none is held."""
-        await self._is_free.wait()
+        while self.held:  # one may have come between the waking and this task's turn
+            await self._is_free.wait()
 
     def _released(self) -> None:
         self.held -= 1
@@ -61,11 +62,11 @@ class _Body:
         return self
 
     async def __anext__(self) -> bytes:
-        await self._stream.open()
         try:
+            await self._stream.open()
             return await anext(self._stream)
         except BaseException:  # the end, a fault or a cancellation: no frame comes after it
-            self._lease.release()
+            await self.aclose()
             raise
 
     async def aclose(self) -> None:

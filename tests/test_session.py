@@ -218,7 +218,7 @@ def test_finishes_pass(finish: Finish, when: str) -> None:
             session.cancel()
             assert engine.cancelled == [] and session.state is State.TERMINAL
         outcome = await session.settled()
-        assert outcome.done is what and outcome.reason is outcome.error is None
+        assert outcome == Outcome(done=what) and outcome.done is what
         outcome.raise_if_not_completed()
         assert (await session.take()).done is what
 
