@@ -269,36 +269,12 @@ def _megabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:.1f} MB"
 
 
-def _fit_parser() -> _Parser:
-    parser = _Parser(
-        prog=f"{PROG} fit",
-        allow_abbrev=False,
-        description="Say what memory a model takes, and how much context fits.",
-    )
-    parser.add_argument("positional", nargs="?", metavar="MODEL", help="the same as --model")
-    parser.add_argument("--context", metavar="TOKENS", help="default 8192, or the model's own")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(parser, ("model", "memory_budget", "dtype", "home", "log_level"))
-    return parser
-
-
-def _fit(arguments: argparse.Namespace, settings: Settings) -> int:
-    from mlxlite import fit_command
-
-    if (context := arguments.context) is not None:
-        if not (context.isascii() and context.isdigit() and int(context) > 0):
-            raise _Usage(f"--context must be a whole number of tokens, not {context!r}")
-        arguments.context = int(context)
-    return fit_command.run(arguments, settings)
-
-
 _VERBS: dict[str, tuple[Callable[[], _Parser], Callable[[argparse.Namespace, Settings], int]]] = {
     "serve": (_serve_parser, _serve),
     "generate": (_generate_parser, _generate),
     "gen": (_generate_parser, _generate),
     "get": (_get_parser, _get),
     "ls": (_ls_parser, _ls),
-    "fit": (_fit_parser, _fit),
 }
 
 
@@ -336,7 +312,6 @@ def _help() -> str:
         f"       {PROG} generate [MODEL] TEXT     answer one prompt\n"
         f"       {PROG} get [NAME|REPO|FILE.gguf] fetch or import a model\n"
         f"       {PROG} ls                        list the local models\n"
-        f"       {PROG} fit [MODEL]              what memory a model takes\n"
         f"       {PROG} --version | --help | VERB --help\n"
     )
 
