@@ -18,8 +18,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxlite import __version__
-from mlxlite.api import anthropic, completions, local, openai, responses, text
+from mlxlite import __version__, embedding
+from mlxlite.api import (
+    anthropic,
+    completions,
+    embeddings,
+    local,
+    openai,
+    rerank,
+    responses,
+    text,
+)
 from mlxlite.config import Settings
 from mlxlite.errors import EngineDown
 from mlxlite.http.guard import Policy
@@ -56,6 +65,9 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
     ("POST", "/v1/responses/{id}/cancel", responses.cancel),
     ("POST", "/v1/messages", anthropic.messages),
     ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
+    ("POST", "/v1/embeddings", embeddings.embed),
+    ("POST", "/v1/rerank", rerank.rerank),
+    ("POST", "/v1/score", rerank.score),
     ("POST", "/tokenize", text.tokenize),
     ("POST", "/detokenize", text.detokenize),
     ("POST", "/apply-template", text.apply_template),
@@ -69,13 +81,19 @@ _LAST_WORDS_S = 2.0  # for the error events of answers that a stop cuts off
 OPEN_PATHS = ("/health", "/ready")  # no key needed (decision D13)
 
 
-def open_model(settings: Settings, worker: Worker) -> Preparation:
-    """Read what belongs to text while the engine loads; wait for both. Raises ModelError."""
+def open_model(settings: Settings, worker: Worker, name: str | None = None) -> Preparation:
+    """Read what belongs to text while the engine loads; wait for both. Raises ModelError.
+
+    name: of the model; its folder's if there is none.
+    """
+    name = name or worker.folder.name
     tokenizer = Tokenizer.load(worker.folder)
     template = ChatTemplate.load(worker.folder, settings.chat_template)
     defaults = _generation_defaults(worker.folder / "generation_config.json")
+    traits = embedding.read_traits(worker.folder, name, tokenizer, template)
     worker.wait_ready()
-    return Preparation(settings, tokenizer, template, worker.facts, defaults)
+    vectors = embedding.Embedding(settings, tokenizer, worker.facts, traits, name)
+    return Preparation(settings, tokenizer, template, worker.facts, defaults, vectors)
 
 
 def _generation_defaults(path: Path) -> dict[str, Any]:
@@ -128,7 +146,9 @@ async def serve(
     if until is None:
         _stop_on_signals(stop)
     await server.start(sock)
-    opening = asyncio.get_running_loop().run_in_executor(service.pool, open_model, settings, worker)
+    opening = asyncio.get_running_loop().run_in_executor(
+        service.pool, open_model, settings, worker, name
+    )
     stopping = asyncio.ensure_future(stop.wait())
     try:
         both: set[asyncio.Future[Any]] = {opening, stopping}

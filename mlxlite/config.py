@@ -140,6 +140,12 @@ class Settings:
         low=0,
         high=100,
     )
+    embedding_pooling: str = _knob(
+        "none",
+        "pooling of embeddings from a model that was not made for them; over that of one that was",
+        env="MLXLITE_EMBEDDING_POOLING",
+        choices=("none", "last", "mean"),
+    )
     chat_template: str | None = _knob(
         None,
         "Jinja file that replaces the model's chat template",

@@ -222,6 +222,27 @@ COMPLETIONS = (
     SUFFIX,
     ADAPTER,
 )
+INPUT = Field(
+    "input", tuple, "one or several texts or lists of token ids, 2,048 at most", "refused"
+)
+DIMENSIONS = Field("dimensions", int, "so many of the first numbers", "all of them", low=1)
+ENCODING_FORMAT = Field(
+    "encoding_format", str, "float, or base64 of little-endian float32", "float",
+    choices=("float", "base64"),
+)  # fmt: skip
+INSTRUCTION = Field("instruction", str, "what the text is to be found for, or judged by", "none")
+USER = Field("user", str, "ignored", "none")
+EMBEDDINGS = (INPUT, MODEL, DIMENSIONS, ENCODING_FORMAT, INSTRUCTION, USER)
+QUERY = Field("query", str, "what is looked for", "refused")
+DOCUMENTS = Field("documents", list, "strings or objects with text, 2,048 at most", "refused")
+TOP_N = Field("top_n", int, "answer only the best", "all of them", low=1)
+RETURN_DOCUMENTS = Field("return_documents", bool, "give the documents back", "false")
+RERANKS = (QUERY, DOCUMENTS, MODEL, TOP_N, RETURN_DOCUMENTS, INSTRUCTION, USER)
+TEXT_1 = Field("text_1", tuple, "one text, or as many as text_2", "refused")
+TEXT_2 = Field("text_2", tuple, "one or several texts, 2,048 at most", "refused")
+SCORES = (TEXT_1, TEXT_2, MODEL, INSTRUCTION, USER)
+MOST_INPUTS = 2048  # of one request for vectors or scores
+
 TEXTS = (TEXT, CONTENT, MESSAGES)  # of /tokenize, one of them
 MOST_ANSWERS = 1024  # of one request: prompts times n
 
@@ -326,6 +347,54 @@ def _prompt(value: JSON, at: str) -> str | tuple[int, ...]:
     if isinstance(value, str):
         return value
     return take_ids(value, at)
+
+
+def take_inputs(body: Mapping[str, JSON]) -> list[tuple[str, str | tuple[int, ...]]]:
+    """The inputs to embed, each with its name; ids are checked against the vocabulary later."""
+    value = take(body, INPUT)
+    if value is None or value == []:
+        raise BadRequest("input required: a string, token ids, or a list of them", param="input")
+    if isinstance(value, str) or _is(value[0], int):
+        return [("input", _prompt(value, "input"))]
+    _check_count(value, INPUT.name)
+    named = ((f"input[{index}]", item) for index, item in enumerate(value))
+    return [(at, _prompt(item, at)) for at, item in named]
+
+
+def take_documents(body: Mapping[str, JSON]) -> list[str]:
+    """The documents to rank, which may be empty texts, but not none at all."""
+    value = take(body, DOCUMENTS)
+    if not value:
+        raise BadRequest("documents required: a list of strings", param="documents")
+    _check_count(value, DOCUMENTS.name)
+    texts = []
+    for index, item in enumerate(value):
+        text = item.get("text") if isinstance(item, dict) else item
+        if not isinstance(text, str):
+            at = f"documents[{index}]"
+            raise BadRequest(f"{at} must be a string or an object with a text", param=at)
+        texts.append(text)
+    return texts
+
+
+def take_texts(body: Mapping[str, JSON], field: Field) -> list[tuple[str, str]]:
+    """One text or several, none of them empty, each with its name."""
+    value = take(body, field)
+    if not value:
+        raise BadRequest(f"{field.name} required: a string or a list of them", param=field.name)
+    if isinstance(value, str):
+        return [(field.name, value)]
+    _check_count(value, field.name)
+    named = [(f"{field.name}[{index}]", item) for index, item in enumerate(value)]
+    for at, item in named:
+        if not isinstance(item, str) or not item:
+            raise BadRequest(f"{at} must be a string that is not empty", param=at)
+    return named
+
+
+def _check_count(value: Sequence[JSON], name: str) -> None:
+    if len(value) > MOST_INPUTS:
+        raise BadRequest(f"{name} has {len(value)} entries, at most {MOST_INPUTS}", param=name)
 
 
 def take_ids(value: Sequence[JSON], at: str) -> tuple[int, ...]:

@@ -82,6 +82,8 @@ class Metrics:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._generated_tokens = 0
+        self._embedded_inputs = 0
+        self._embedded_tokens = 0
         self._queued = Histogram(
             "mlxlite_queue_wait_seconds", "From the request to its first prefill.", _TO_FIRST_S
         )
@@ -111,6 +113,14 @@ class Metrics:
         if (gaps := done.generated_tokens - 1) > 0:
             self._between.observe(done.decode_s / gaps, gaps)
 
+    def embedded(self, surface: str, outcome: str, inputs: int, tokens: int) -> None:
+        """A request for vectors or scores ended: done, error or left. tokens: as the model saw
+        them, if it did."""
+        key = (surface, outcome)
+        self._answers[key] = self._answers.get(key, 0) + 1
+        self._embedded_inputs += inputs
+        self._embedded_tokens += tokens
+
     def render(self, now: Sequence[Family]) -> str:
         """All of it in the text format 0.0.4, followed by the families of the moment."""
         answers = [
@@ -125,6 +135,10 @@ class Metrics:
                    self._cached_tokens),
             single("mlxlite_generated_tokens_total", "counter", "Of ended answers.",
                    self._generated_tokens),
+            single("mlxlite_embedded_inputs_total", "counter", "Texts embedded or judged.",
+                   self._embedded_inputs),
+            single("mlxlite_embedded_tokens_total", "counter", "Of these texts.",
+                   self._embedded_tokens),
             self._queued,
             self._first,
             self._between,

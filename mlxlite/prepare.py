@@ -16,6 +16,7 @@ from typing import Any
 
 from mlxlite import fields
 from mlxlite.config import Settings
+from mlxlite.embedding import Embedding
 from mlxlite.errors import BadRequest, TooLong
 from mlxlite.text.channels import Thinking, thinking_of
 from mlxlite.text.guides import TextGuide, closing_ids
@@ -66,7 +67,10 @@ class _Prompt:
 
 
 class Preparation:
-    """tokenizer, template: of the model. facts: of the engine. defaults: generation_config.json."""
+    """tokenizer, template: of the model. facts: of the engine. defaults: generation_config.json.
+
+    embedding: which vectors the model can give.
+    """
 
     def __init__(
         self,
@@ -75,11 +79,13 @@ class Preparation:
         template: ChatTemplate,
         facts: ModelFacts,
         defaults: Mapping[str, JSON],
+        embedding: Embedding | None = None,
     ) -> None:
         self.settings = settings
         self.tokenizer = tokenizer
         self.template = template
         self.facts = facts
+        self.embedding = embedding
         self._defaults = _sound_defaults(defaults)
         self._seeds = itertools.count(1)
         self._told_of_tools = False

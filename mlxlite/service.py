@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,8 @@ from typing import TypeVar, TypeVarTuple
 from mlxlite import __version__
 from mlxlite.background import Jobs
 from mlxlite.config import Settings
-from mlxlite.errors import EngineDown
+from mlxlite.embedding import Embedding
+from mlxlite.errors import BadRequest, EngineDown
 from mlxlite.lease import Leases
 from mlxlite.metrics import Metrics
 from mlxlite.prepare import Preparation, Prepared
@@ -24,7 +26,9 @@ from mlxlite.session import Sessions
 from mlxlite.store import ResponseStore
 from mlxlite.stream import deltas
 from mlxlite.together import Indexed, together
-from mlxlite.types import Ask, Delta, Engine, EngineState
+from mlxlite.types import Ask, Delta, EmbedSpec, Engine, EngineState
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -106,6 +110,41 @@ class Service:
         pieces = together(self.sessions, rows, label, self.settings.batch, self.metrics)
         await anext(pieces)
         return pieces
+
+    async def embedding(self) -> Embedding:
+        """Which vectors the model gives. Raises BadRequest if none; and what loading raised."""
+        found = (await self.preparation()).embedding
+        if found is None:
+            raise BadRequest(f"{self.model_id} gives no embeddings", param="model")
+        return found
+
+    async def embed(self, spec: EmbedSpec, label: str) -> tuple[bytes, ...]:
+        """The vectors of a spec, logged and counted; a client that leaves takes its work along.
+
+        Raises Busy, EngineDown, EngineFault and what the engine has against the model.
+        """
+        began = time.perf_counter()
+        outcome, inputs, tokens = "left", 0, 0
+        try:
+            # Cancelling this task cancels the engine's future, which drops the rest of the job.
+            vectors = await asyncio.wrap_future(self.engine.embed(spec))
+            outcome, inputs, tokens = "done", len(spec.inputs), spec.count_tokens()
+            return vectors
+        except Exception:
+            outcome = "error"
+            raise
+        finally:
+            seconds = time.perf_counter() - began
+            self.metrics.embedded(label.rpartition(" ")[2], outcome, inputs, tokens)
+            log.info(
+                "%s: %d texts, in %d, %.0f ms, %.0f tok/s, %s",
+                label,
+                len(spec.inputs),
+                tokens,
+                seconds * 1000,
+                tokens / seconds,
+                outcome,
+            )
 
     async def stored(self, outcome: Future[T]) -> T:
         """What the response store found; the event loop goes on meanwhile. Raises StoreFault."""

@@ -300,14 +300,17 @@ class EmbedSpec:
     """Inputs to embed: token ids, at least one each, none longer than the context.
 
     pooling: the hidden state that stands for an input: of its `last` token, of its first (`cls`),
-    or the `mean` of all. normalise: to length 1. logit_ids: if given, the vector is the logits of
-    these ids after the last token instead, and the other fields do not matter.
+    or the `mean` of all; scaled to length 1. logit_ids: if given, the vector is the logits of these
+    ids after the last token instead, as they are.
     """
 
     inputs: tuple[tuple[int, ...], ...]
     pooling: str = "last"
-    normalise: bool = True
     logit_ids: tuple[int, ...] = ()
+
+    def count_tokens(self) -> int:
+        """Of all inputs together: what the model sees."""
+        return sum(map(len, self.inputs))
 
 
 class EngineState(Enum):

@@ -79,7 +79,8 @@ def test_model_row(tiny_server: LiveApp, tiny_folder: Path) -> None:
     (row,) = tiny_server.ask("GET", "/v1/models").json()["data"]
     assert row["context_window"] == 1024 and row["batch_mode"] == "batch"
     assert row["capabilities"] == dict.fromkeys(
-        ("reasoning", "tools", "vision", "audio", "structured_output", "embeddings"), False
+        ("reasoning", "tools", "vision", "audio", "structured_output", "embeddings", "rerank"),
+        False,
     )
     assert row["gen_defaults"] == {"temperature": 0.7, "top_p": None, "top_k": None}
     template = tiny_folder.parent / "able.jinja"

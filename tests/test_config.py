@@ -32,6 +32,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "hlg_shoulder": ("0", 0.0),
     "hlg_toe": ("100", 100.0),
     "hlg_pivot_offset": ("1", 1.0),
+    "embedding_pooling": ("mean", "mean"),
     "chat_template": ("t.jinja", "t.jinja"),
     "api_key": ("secret", "secret"),
     "allow_host": (["a.test", "b.test"], ("a.test", "b.test")),

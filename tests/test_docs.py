@@ -18,6 +18,8 @@ SETTINGS = [pytest.param(setting, id=setting.name) for setting in fields(Setting
 FIELDS = [field.name for field in request_fields.CHAT] + ["stop", "include_usage"]
 FIELDS += [field.name for field in request_fields.HLG_PARTS]
 FIELDS += [field.name for field in (*request_fields.COMPLETIONS, *request_fields.TEXTS)]
+FIELDS += [f.name for f in (*request_fields.EMBEDDINGS, *request_fields.RERANKS)]
+FIELDS += [f.name for f in request_fields.SCORES]
 FIELDS += [request_fields.TOKENS.name, request_fields.ADD_SPECIAL_TOKENS.name]
 FIELDS += [request_fields.BUDGET_TOKENS.name, *request_fields.EFFORTS]
 
@@ -116,6 +118,15 @@ def test_limits_of_request_fields(heading: str, table: tuple[request_fields.Fiel
                 for field in row:
                     body = {field.name: field.kind(number)}
                     assert request_fields.take(body, field) == field.kind(number), text
+
+
+def test_fields_of_vectors_and_scores() -> None:
+    found = rows("| field | of | type | without it | |\n|---|---|---|---|---|\n")
+    given = (*request_fields.EMBEDDINGS, *request_fields.RERANKS, *request_fields.SCORES)
+    assert set(found) == {f.name for f in given} - {"model"}
+    for field in given:
+        if field.name != "model":  # as everywhere
+            assert found[field.name][1:3] == [request_fields.KIND_NAMES[field.kind], field.absent]
 
 
 def test_files() -> None:

@@ -56,14 +56,15 @@ async def model(service: Service, request: Request) -> Response:
 
 async def _model_row(service: Service) -> dict[str, Any]:
     preparation = await service.preparation()
-    facts = preparation.facts
+    facts, vectors = preparation.facts, preparation.embedding
     capabilities = {
         "reasoning": preparation.knows_thinking,
         "tools": preparation.template.knows_tools,
         "vision": False,
         "audio": False,
         "structured_output": False,
-        "embeddings": False,
+        "embeddings": vectors is not None and vectors.can_embed,
+        "rerank": vectors is not None and vectors.can_score,
     }
     return {
         "id": service.model_id,

@@ -60,6 +60,7 @@ _CONTEXT_KEYS = (
     "seq_length",
     "n_ctx",
 )
+_EMBEDDINGS = "embed_tokens.weight"
 # A model that states no context length (most recurrent ones) has no hard one; 32k keeps sums
 # finite.
 _UNSTATED_CONTEXT = 32_768
@@ -118,6 +119,8 @@ def load(folder: Path, backend: Backend, dtype: str, dense_folder: Path) -> Load
     if not files:
         raise ModelError(f"{folder}: no .safetensors file")
     wanted = backend.dtype(dtype)
+    if _is_for_embedding(folder, config) and _lacks_head(files):
+        config = {**config, "tie_word_embeddings": True}  # so mlx-lm's model wants no head either
     try:
         model = model_class(args_class.from_dict(config))
         scheme = quantised.scheme_of(config, _optional_json(folder / "hf_quant_config.json"))
@@ -187,6 +190,8 @@ def _source_weights(model: Any, files: list[Path], config: dict[str, Any]) -> qu
     weights: quantised.Weights = {}
     for file in files:
         weights.update(_load_file(file))
+    if _EMBEDDINGS in weights and f"model.{_EMBEDDINGS}" in quantised.parameters(model):
+        weights = {f"model.{name}": array for name, array in weights.items()}  # of a bare stack
     method = (config.get("quantization_config") or {}).get("quant_method")
     if method in ("awq", "gptq"):
         weights = quantised.repack_awq(weights)
@@ -196,6 +201,17 @@ def _source_weights(model: Any, files: list[Path], config: dict[str, Any]) -> qu
         layers = importlib.import_module("mlx_lm.models.bitlinear_layers")
         layers.bitnet_quantize(model, config["quantization_config"])
     return weights
+
+
+def _is_for_embedding(folder: Path, config: dict[str, Any]) -> bool:
+    """True for the layout of sentence-transformers, and for an architecture like Qwen3Model."""
+    names = config.get("architectures") or [""]
+    return (folder / "modules.json").exists() or str(names[0]).endswith(("Model", "Encoder"))
+
+
+def _lacks_head(files: list[Path]) -> bool:
+    """True if no file has a head for tokens; only the files' headers are read."""
+    return not any(name.endswith("lm_head.weight") for file in files for name in _load_file(file))
 
 
 def _unpacked(
