@@ -24,6 +24,7 @@ from mlxlite.api import (
     completions,
     embeddings,
     local,
+    memory,
     openai,
     rerank,
     responses,
@@ -53,6 +54,7 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
     ("GET", "/ready", local.ready),
     ("GET", "/stats", local.stats),
     ("GET", "/metrics", local.metrics),
+    ("GET", "/fit", memory.show),
     ("GET", "/v1", local.about),
     ("GET", "/v1/models", local.models),
     ("GET", "/v1/models/{id:path}", local.model),
@@ -143,6 +145,7 @@ async def serve(
     server = Server(Router(routes(service), policy))
     service.endpoints = tuple(dict.fromkeys(path.replace(":path", "") for _, path, _ in ROUTES))
     service.http_stats = server.stats
+    service.model_folder = worker.folder
     if until is None:
         _stop_on_signals(stop)
     await server.start(sock)

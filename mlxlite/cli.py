@@ -269,12 +269,37 @@ def _megabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:.1f} MB"
 
 
+def _fit_parser() -> _Parser:
+    parser = _Parser(
+        prog=f"{PROG} fit",
+        allow_abbrev=False,
+        description="Say what memory a model takes, and how much context fits.",
+    )
+    parser.add_argument("positional", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--context", metavar="TOKENS", help="default 8192, or the model's own")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(parser, ("model", "memory_budget", "dtype", "home", "log_level"))
+    return parser
+
+
+def _fit(arguments: argparse.Namespace, settings: Settings) -> int:
+    from mlxlite import fit_command
+
+    if (text := arguments.context) is not None:
+        if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) == int(text)):
+            raise _Usage(f"--context must be a whole number of tokens, not {text!r}")
+    context = None if text is None else int(text)
+    name = arguments.positional or settings.model
+    return fit_command.run(name, context, arguments.json, settings)
+
+
 _VERBS: dict[str, tuple[Callable[[], _Parser], Callable[[argparse.Namespace, Settings], int]]] = {
     "serve": (_serve_parser, _serve),
     "generate": (_generate_parser, _generate),
     "gen": (_generate_parser, _generate),
     "get": (_get_parser, _get),
     "ls": (_ls_parser, _ls),
+    "fit": (_fit_parser, _fit),
 }
 
 
@@ -312,6 +337,7 @@ def _help() -> str:
         f"       {PROG} generate [MODEL] TEXT     answer one prompt\n"
         f"       {PROG} get [NAME|REPO|FILE.gguf] fetch or import a model\n"
         f"       {PROG} ls                        list the local models\n"
+        f"       {PROG} fit [MODEL]               what memory a model takes\n"
         f"       {PROG} --version | --help | VERB --help\n"
     )
 

@@ -76,6 +76,15 @@ class Settings:
     batch: int = _knob(
         8, "rows that decode at the same time", env="MLXLITE_BATCH", parse=int, low=1, high=256
     )
+    memory_budget: float | None = _knob(
+        None,
+        "memory to use at most, in GB of 10^9 bytes (default: three quarters of the machine's)",
+        env="MLXLITE_MEMORY_BUDGET",
+        parse=float,
+        low=0.01,
+        high=100_000,
+        metavar="GB",
+    )
     queue: int = _knob(
         64,
         "requests that may wait for a row; one more is answered 429",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mlxlite.config import Settings
 from mlxlite.http.listen import bind, bind_unix
-from mlxlite.models import library
+from mlxlite.models import fit, library
 from mlxlite.models.safetensors_file import check_safetensors
 
 if TYPE_CHECKING:
@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 def start_engine(settings: Settings, model: library.LocalModel) -> Worker:
     """Check a model's files and start the engine on it; returns at once, loading goes on.
 
-    Raises ModelError for a damaged file, one line, and BackendMissing where MLX has no backend.
+    Raises ModelError, one line, for a damaged file or a memory budget that leaves no room, and
+    BackendMissing where MLX has no backend.
     """
     for file in library.weight_files(model.folder):
         check_safetensors(file)  # before MLX sees it
+    if settings.memory_budget is not None:
+        machine = fit.guessed_machine(settings.dtype)
+        found = library.fit_of(model, machine, settings.memory_budget)
+        fit.require_room(found, model.name)
     from mlxlite.engine.worker import Worker, WorkerOptions  # imports mlx
 
     worker = Worker(

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from mlxlite import __version__
@@ -52,6 +53,7 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics()
         self.endpoints: tuple[str, ...] = ()  # paths, once there is a router
+        self.model_folder: Path | None = None
         self.http_stats: Callable[[], dict[str, int]] = dict  # the server's, once there is one
         self.pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxlite-prepare")
         self._preparation: asyncio.Future[Preparation] = asyncio.get_running_loop().create_future()

@@ -293,6 +293,7 @@ class ModelFacts:
     weight_bytes: int  # as loaded
     max_context: int  # tokens, prompt and answer together
     vocab_size: int
+    memory_bytes: int = 0  # RAM, or the GPU's; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)

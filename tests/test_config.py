@@ -20,6 +20,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "unix": ("/tmp/x.sock", Path("/tmp/x.sock")),
     "dtype": ("float16", "float16"),
     "batch": ("3", 3),
+    "memory_budget": ("1.5", 1.5),
     "queue": ("0", 0),
     "max_tokens": ("7", 7),
     "temperature": ("0.25", 0.25),

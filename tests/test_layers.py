@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "mlxlite"
 
 ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
     # column: (floor, files in the order of their imports)
-    "foundation": (0, "", ("__init__", "errors", "types", "config", "fields")),
+    "foundation": (0, "", ("__init__", "errors", "types", "config", "fields", "kvplan")),
     "http": (1, "http/", ("__init__", "wire", "guard", "routing", "listen", "server")),
     "text": (
         1,
@@ -87,6 +87,10 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "progress",
             "catalogue",
             "safetensors_file",
+            "kv_config",
+            "kv_layout",
+            "fit",
+            "fit_report",
             "gguf_file",
             "gguf_blocks",
             "gguf_config",
@@ -129,9 +133,10 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "rerank",
             "text",
             "local",
+            "memory",
         ),
     ),
-    "doors": (4, "", ("launch", "app", "cli", "__main__", "bench")),
+    "doors": (4, "", ("launch", "app", "fit_command", "cli", "__main__", "bench")),
 }
 
 # Third parties and the standard modules that have one home each.
@@ -182,10 +187,12 @@ LATE: dict[str, set[str]] = {
         "resource",
         "mlxlite.launch",
         "mlxlite.app",
+        "mlxlite.fit_command",
         "mlxlite.text.detokenizer",
         "mlxlite.models",
     },
     "launch": {"mlxlite.engine.worker"},
+    "fit_command": {"mlxlite.engine.backend"},
     "text/tokenizer": {"transformers"},
     "engine/batch": {"mlx_lm.models.cache"},
     "models/install": {"mlxlite.models.gguf_import"},

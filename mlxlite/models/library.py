@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxlite.errors import ModelError
+from mlxlite.models import fit
 from mlxlite.models.catalogue import CATALOGUE, DEFAULT
 
 RECORD = "mlxlite.json"  # where a snapshot of ours came from
@@ -252,22 +253,44 @@ def resolve(name: str | None, home: Path) -> LocalModel:
 
 
 def choose(home: Path) -> LocalModel:
-    """The model for a user who named none: the default, else the largest chat model that leaves
-    the machine room; NoLocalModel when there is neither."""
+    """The model for a user who named none (spec 60 section 5): the default if it is here, else the
+    largest chat model that leaves the machine room, else the largest that fits. NoLocalModel when
+    there is none."""
+    machine = fit.guessed_machine()
     folder = models_folder(home) / DEFAULT
-    if folder.is_dir():
-        return describe(folder, DEFAULT)
-    limit_bytes = RAM_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    fitting = [
-        model
-        for model in local_models(home)
-        if model.has_chat_template and model.size_bytes <= limit_bytes
-    ]
-    if fitting:
-        return max(fitting, key=lambda model: model.size_bytes)
+    default = [describe(folder, DEFAULT)] if folder.is_dir() else []
+    chat = [model for model in local_models(home) if model.has_chat_template]
+    chat.sort(key=lambda model: model.size_bytes, reverse=True)
+    needs: dict[Path, int] = {}
+    for share, models in ((fit.USABLE_SHARE, default), (RAM_SHARE, chat), (fit.USABLE_SHARE, chat)):
+        limit_bytes = share * machine.memory_bytes
+        for model in models:
+            if model.size_bytes > limit_bytes:  # spares reading its headers
+                continue
+            if model.folder not in needs:
+                needs[model.folder] = _needed_bytes(model, machine)
+            if needs[model.folder] <= limit_bytes:
+                return model
     raise NoLocalModel(
-        f"no model is on this machine yet; `mlxlite get {DEFAULT}` fetches a small one", DEFAULT
+        f"no model is on this machine {'that fits it' if chat else 'yet'}; "
+        f"`mlxlite get {DEFAULT}` fetches a small one",
+        DEFAULT,
     )
+
+
+def fit_of(model: LocalModel, machine: fit.Machine, budget_gb: float | None = None) -> fit.Fit:
+    """What a model takes on a machine. Raises ModelError if its files do not tell."""
+    config = read_object(model.folder / "config.json")
+    return fit.measure(config, weight_files(model.folder), machine, budget_gb)
+
+
+def _needed_bytes(model: LocalModel, machine: fit.Machine) -> int:
+    """Of the whole at a usual context; of the files alone where nothing more can be counted."""
+    try:
+        found = fit_of(model, machine)
+    except ModelError:
+        return model.size_bytes
+    return found.total_bytes(min(fit.TYPICAL_CONTEXT, found.max_context))
 
 
 def _resolve_gguf(path: Path, home: Path) -> LocalModel:
