@@ -117,6 +117,27 @@ def test_a_call_names_the_namespace_of_its_function(app: ScriptedApp) -> None:
     assert (stored["name"], stored["namespace"]) == ("grep", "files")
 
 
+def test_functions_of_one_name_are_told_apart(app: ScriptedApp) -> None:
+    """Two servers behind codex with the same tool: the model is told two names, codex its own."""
+    tools = [
+        {"type": "namespace", "name": name, "description": "", "tools": [TOOLS[1]]}
+        for name in ("mcp__a", "mcp__b")
+    ]
+    second = hermes("mcp__b__grep", {"pattern": "x"})
+    text = hermes("grep", {"pattern": "x"}) + second
+    found, final = both(app, text, tools=tools)
+    assert [item[:2] for item in found] == [("function_call", "grep")] * 2
+    assert [call["namespace"] for call in final["output"]] == ["mcp__a", "mcp__b"]
+    _, call = final["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "3"}
+    plain(app, tools=tools, input=[{"role": "user", "content": "hi"}, call, result])
+    prompt = TOKENIZER.decode(app.engine.specs[-1].prompt_ids, keep_special=True)
+    assert '{"name": "mcp__b__grep", "arguments": {"pattern": "x"}}' in prompt
+    own = [{"type": "namespace", "name": "a", "description": "", "tools": [TOOLS[0]]}, TOOLS[0]]
+    _, final = both(app, hermes("add", {}) + hermes("a__add", {}), tools=own)
+    assert [call.get("namespace") for call in final["output"]] == [None, "a"]
+
+
 def test_arguments_come_in_fragments(app: ScriptedApp) -> None:
     app.engine.says(hermes("grep", {"pattern": "x" * 400}))
     events = streamed(app, tools=TOOLS)

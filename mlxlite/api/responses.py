@@ -86,7 +86,7 @@ class Transcript:
             "usage": None,
         }
         self._spell = spell
-        self._namespaces = requests.namespaces(fields["tools"])
+        self._names = requests.told_names(fields["tools"])
         self._sequence = 0
         self._kind = ""  # of the open item: reasoning, message, function_call; "": none is
         self._id = ""
@@ -187,7 +187,7 @@ class Transcript:
             ]
         else:
             assert self._call is not None
-            name = self._call.name
+            name, _ = self._names.get(self._call.name, (self._call.name, ""))
             event = "response.function_call_arguments.done"
             events = [self._inside(event, name=name, arguments=text)]
         item = self._item(status)
@@ -207,8 +207,8 @@ class Transcript:
             parts = [] if is_new else [self._text_part()]
             return {**item, "role": "assistant", "content": parts}
         assert self._call is not None
-        item.update(call_id=self._call.id, name=self._call.name, arguments="".join(self._texts))
-        namespace = self._namespaces.get(self._call.name)
+        name, namespace = self._names.get(self._call.name, (self._call.name, ""))
+        item.update(call_id=self._call.id, name=name, arguments="".join(self._texts))
         return {**item, "namespace": namespace} if namespace else item
 
     def _summary_part(self) -> Item:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mlxlite import fields
@@ -26,6 +26,7 @@ from mlxlite.http.routing import encode_json
 from mlxlite.types import JSON, Ask
 
 Item = dict[str, Any]
+Told = Mapping[tuple[str, str], str]  # a function's name and namespace -> what the model is told
 
 INSTRUCTIONS = Field("instructions", str, "opens the system message", "the previous response's")
 PREVIOUS = Field("previous_response_id", str, "the response that this one continues", "none")
@@ -141,10 +142,11 @@ def echo(body: Mapping[str, JSON], instructions: str | None) -> dict[str, JSON]:
     reasoning: Mapping[str, JSON] = body.get("reasoning") or {}
     text: Mapping[str, JSON] = body.get("text") or {}
     parallel = body.get("parallel_tool_calls")
+    most = body.get("max_output_tokens")
     shown: dict[str, JSON] = {
         "background": bool(body.get("background")),
         "instructions": instructions,
-        "max_output_tokens": _first(body.get("max_output_tokens"), body.get("max_tokens")),
+        "max_output_tokens": body.get("max_tokens") if most is None else most,
         "max_tool_calls": body.get("max_tool_calls"),
         "metadata": body.get("metadata") or {},
         "parallel_tool_calls": True if parallel is None else parallel,
@@ -178,17 +180,23 @@ def _shown_tool(tool: Mapping[str, JSON]) -> JSON:
     return {"description": None, **shown, "strict": tool.get("strict") is True}
 
 
-def namespaces(tools: Sequence[Mapping[str, JSON]], inside: str = "") -> dict[str, str]:
-    """Function -> the namespace that holds it, empty for none. Of equal names the first counts."""
-    found: dict[str, str] = {}
-    for tool in tools:
-        name = tool.get("name")
-        if isinstance(tool.get("tools"), list):
-            nested = namespaces(tool["tools"], name if isinstance(name, str) else inside)
-            found = {**nested, **found}
-        elif isinstance(name, str) and tool.get("type", "function") == "function":
-            found.setdefault(name, inside)
+def told_names(tools: JSON) -> dict[str, tuple[str, str]]:
+    """What the model is told -> a function's name and its namespace, empty for none. If the name is
+    taken, as by another tool server behind codex, it is told `<namespace>__<name>`."""
+    found: dict[str, tuple[str, str]] = {}
+    owns = dict.fromkeys(_functions(tools, ""))
+    for name, inside in sorted(owns, key=lambda own: own[1] != ""):
+        told = f"{inside}__{name}" if inside and name in found else name
+        found.setdefault(told, (name, inside))
     return found
+
+
+def _functions(tools: JSON, inside: str) -> Iterator[tuple[str, str]]:
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict) and isinstance(tool.get("tools"), list):
+            yield from _functions(tool["tools"], str(tool.get("name") or inside))
+        elif isinstance(tool, dict) and isinstance(tool.get("name"), str):
+            yield tool["name"], inside
 
 
 # -------------------------------------------------------------------------------------- input
@@ -359,12 +367,13 @@ def parse_response(
     text = fields.take(body, TEXT) or {}
     effort = reasoning.get("effort")
     chat: dict[str, JSON] = {name: body[name] for name in _SHARED if name in body}
+    told = {own: name for name, own in told_names(body.get("tools")).items()}
     chat.update(
-        messages=to_messages(items, instructions),
+        messages=to_messages(items, instructions, told),
         max_completion_tokens=body.get("max_output_tokens"),
         reasoning_effort="xhigh" if effort == "max" else effort,
         response_format=_nested_format(fields.take(text, TEXT_FORMAT, "text.")),
-        tools=_nested_tools(body.get("tools")),
+        tools=_nested_tools(body.get("tools"), told),
         tool_choice=_nested_choice(body.get("tool_choice")),
         top_logprobs=body.get("top_logprobs"),
         logprobs=LOGPROBS in (body.get("include") or []) or None,
@@ -390,7 +399,7 @@ def in_our_words(error: BadRequest) -> BadRequest:
     return type(error)(message, param=ours or None, code=error.code)
 
 
-def _nested_tools(tools: JSON) -> JSON:
+def _nested_tools(tools: JSON, told: Told, inside: str = "") -> JSON:
     """Flat functions in a chat request's shape, each at its place; others stay, to be skipped."""
     if not isinstance(tools, list):
         return tools
@@ -399,10 +408,13 @@ def _nested_tools(tools: JSON) -> JSON:
         if not isinstance(tool, dict):
             return tool
         if isinstance(tool.get("tools"), list):
-            return {**tool, "tools": _nested_tools(tool["tools"])}
+            within = str(tool.get("name") or inside)
+            return {**tool, "tools": _nested_tools(tool["tools"], told, within)}
         if tool.get("type", "function") != "function" or "function" in tool:
             return tool
         function = {key: value for key, value in tool.items() if key != "type"}
+        if isinstance(name := tool.get("name"), str):
+            function["name"] = told.get((name, inside), name)
         return {"type": "function", "function": function}
 
     return [nested(tool) for tool in tools]
@@ -426,7 +438,7 @@ def _nested_format(wanted: Mapping[str, JSON] | None) -> JSON:
 # ----------------------------------------------------------------------------------- messages
 
 
-def to_messages(items: Iterable[Item], instructions: str | None) -> list[Item]:
+def to_messages(items: Iterable[Item], instructions: str | None, told: Told) -> list[Item]:
     """Items as chat messages.
 
     One system message leads: the instructions and all system and developer items, in order, with a
@@ -452,7 +464,8 @@ def to_messages(items: Iterable[Item], instructions: str | None) -> list[Item]:
                 said = assistant("said", "tool_calls")
                 said["reasoning"] = said.get("reasoning", "") + text
         elif kind == "function_call":
-            function = {"name": item["name"], "arguments": item["arguments"]}
+            name = told.get((item["name"], item.get("namespace", "")), item["name"])
+            function = {"name": name, "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
             assistant().setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
@@ -485,7 +498,3 @@ def _is_thought_only(message: Item) -> bool:
 
 def _joined(parts: Sequence[Mapping[str, JSON]]) -> str:
     return "".join(part["text"] for part in parts)
-
-
-def _first(*values: JSON) -> JSON:
-    return next((value for value in values if value is not None), None)
