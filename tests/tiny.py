@@ -77,6 +77,36 @@ def make_model(
     return folder
 
 
+def make_embedder(folder: Path, *, pooling: str = "lasttoken", **config: Any) -> Path:
+    """An embedding model as sentence-transformers saves it: the bare stack of a Qwen3, no head."""
+    config = {"model_type": "qwen3", "architectures": ["Qwen3Model"], "head_dim": 16, **config}
+    make_model(folder, template=None, **config)
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (kind, path) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    said = {"word_embedding_dimension": 64, f"pooling_mode_{pooling}": True, "include_prompt": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    file = str(folder / "model.safetensors")
+    weights: dict[str, mx.array] = mx.load(file)  # type: ignore[assignment]  # by the file's kind
+    bare = {n.removeprefix("model."): a for n, a in weights.items() if n != "lm_head.weight"}
+    mx.save_safetensors(file, bare)
+    return folder
+
+
+def make_reranker(folder: Path, **config: Any) -> Path:
+    """A reranker like Qwen3's, known by the name of its folder, with tokens for yes and no."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["yes", "no"])
+    entries = {"model_type": "qwen3", "head_dim": 16, "vocab_size": tokenizer.get_vocab_size()}
+    make_model(folder, **{**entries, **config})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def build(config: dict[str, Any], seed: int = 7) -> nn.Module:
     """A random model of this config, evaluated; wide enough logits that argmax has no near ties."""
     model_class, args_class = load._model_classes(config)
