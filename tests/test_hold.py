@@ -1,0 +1,484 @@
+"""Rows that are held because their reader is behind: they cost nothing, and lose nothing.
+
+On the real engine. A held row's ids must be those of the same row that nobody held. Where it is
+held is decided by its sink, so nothing depends on time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxlite import app as application
+from mlxlite.engine.scheduler import ChunkSizer
+from mlxlite.engine.worker import Worker, WorkerOptions
+from mlxlite.errors import Cancelled, EngineDown
+from mlxlite.http import server as http_server
+from mlxlite.http.routing import Route
+from mlxlite.session import QUEUED_TOKENS
+from mlxlite.types import Event, Finish, RowSpec, Sampling, Verdict
+from tests.live import CHAT, WAIT_S, LiveApp, chat_body, frames, post_bytes, stream_text
+from tests.rows import PATIENCE_S, PROMPT, Heard, Scripted, ask
+
+OTHER = (8, 9)
+TOKENS = 12
+LONG = 600
+
+
+class Held(Heard):
+    """A sink that asks for a hold at the events of these numbers, the first is 1.
+
+    Like a session it says so again for the token that was in flight, unless `is_firm` is false.
+    """
+
+    def __init__(self, at: Collection[int], is_firm: bool = True) -> None:
+        super().__init__()
+        self._at = at
+        self._is_firm = is_firm
+        self._is_held = False
+        self._holds = threading.Semaphore(0)
+
+    def __call__(self, event: Event) -> bool:  # type: ignore[override]  # Heard never holds
+        super().__call__(event)
+        if event.done is None and len(self.events) in self._at:
+            self._is_held = self._is_firm
+            self._holds.release()
+            return True
+        return self._is_held
+
+    def wait(self) -> None:
+        """Until the next hold."""
+        assert self._holds.acquire(timeout=PATIENCE_S), "the row was never held"
+
+    def go_on(self, engine: Worker) -> None:
+        self._is_held = False
+        engine.resume(self.row_id)
+
+
+def begin(
+    engine: Worker,
+    at: Collection[int],
+    prompt: Sequence[int] = PROMPT,
+    max_tokens: int = TOKENS,
+    sampling: Sampling | None = None,
+    is_firm: bool = True,
+    **more: Any,
+) -> Held:
+    heard = Held(at, is_firm)
+    spec = RowSpec(tuple(prompt), sampling or Sampling(), max_tokens, frozenset(), **more)
+    heard.row_id = engine.submit(spec, heard)
+    return heard
+
+
+def unheld(engine: Worker, **how: Any) -> Held:
+    heard = begin(engine, (), **how)
+    assert heard.done
+    return heard
+
+
+@pytest.fixture
+def narrow(engine_options: WorkerOptions) -> Iterator[Worker]:
+    """An engine where one row runs at a time."""
+    worker = Worker(dataclasses.replace(engine_options, max_rows=1))
+    worker.start()
+    worker.wait_ready(PATIENCE_S)
+    yield worker
+    worker.stop()
+
+
+# ------------------------------------------------------------------------------------ the same ids
+
+
+def wave() -> Scripted:
+    """A guide that steers: it forces an id at every fourth token."""
+    return Scripted(
+        lambda so_far, ids: Verdict(len(ids), forced=(77,)) if len(so_far) % 4 == 3 else None
+    )
+
+
+HOW: dict[str, Callable[[], dict[str, Any]]] = {
+    "greedy": dict,
+    "seeded": lambda: {"sampling": Sampling(1.0, 0.9, 20, seed=5)},
+    "plain draw": lambda: {"sampling": Sampling(1.0, seed=9)},
+    "penalties": lambda: {
+        "sampling": Sampling(0.8, seed=3, repetition_penalty=1.3, frequency_penalty=0.5)
+    },
+    "logprobs": lambda: {"top_logprobs": 3},
+    "steered": lambda: {"guide": wave()},
+}
+HOLDS = {
+    "first": (1,),
+    "middle": (5,),
+    "in a row": (4, 5, 6),
+    "last": (TOKENS - 1,),
+    "all": range(1, TOKENS),
+}
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside others"])
+@pytest.mark.parametrize("holds", HOLDS)
+@pytest.mark.parametrize("how", HOW)
+def test_a_row_that_was_held_says_the_same(
+    engine: Worker, how: str, holds: str, is_alone: bool
+) -> None:
+    plain = unheld(engine, **HOW[how]())
+    other = ask(engine, OTHER).ids
+    row = begin(engine, HOLDS[holds], **HOW[how]())
+    for _ in HOLDS[holds]:
+        row.wait()
+        if not is_alone:
+            assert ask(engine, OTHER).ids == other, "neighbours do not notice"
+        row.go_on(engine)
+    assert (row.finish, row.ids) == (Finish.LENGTH, plain.ids)
+    tops = [
+        [(entry.id, len(entry.top)) for e in r.events for entry in e.logprobs] for r in (row, plain)
+    ]
+    assert tops[0] == tops[1]
+
+
+def test_two_held_rows_keep_apart(engine: Worker) -> None:
+    prompts = [PROMPT, OTHER]
+    plain = [unheld(engine, prompt=prompt).ids for prompt in prompts]
+    rows = [begin(engine, (3, 7), prompt) for prompt in prompts]
+    for _ in range(2):
+        for row in rows:
+            row.wait()
+        for row in reversed(rows):
+            row.go_on(engine)
+    assert [row.finish for row in rows] == [Finish.LENGTH] * 2
+    assert [row.ids for row in rows] == plain
+
+
+def test_going_on_may_be_asked_for_before_the_hold_counts(engine: Worker) -> None:
+    """The reader is on another thread: it may have read all before the sink has returned."""
+
+    class Hasty(Held):
+        def __call__(self, event: Event) -> bool:  # type: ignore[override]
+            is_held = super().__call__(event)
+            if is_held:
+                self.go_on(engine)
+            return is_held
+
+    heard = Hasty(range(2, TOKENS))  # the first event may come before `submit` has returned
+    spec = RowSpec(PROMPT, Sampling(), TOKENS, frozenset())
+    heard.row_id = engine.submit(spec, heard)
+    assert heard.finish is Finish.LENGTH and len(heard.ids) == TOKENS
+
+
+def test_resuming_what_is_not_held_is_nothing(engine: Worker) -> None:
+    heard = unheld(engine)
+    for row_id in (heard.row_id, 0, -1, 10**9):
+        engine.resume(row_id)
+    row = begin(engine, (6,))
+    engine.resume(row.row_id)
+    row.wait()
+    row.go_on(engine)
+    engine.resume(row.row_id)
+    assert row.finish is Finish.LENGTH and row.ids == heard.ids
+
+
+def test_only_a_resume_ends_a_hold(engine: Worker) -> None:
+    """The token that was in flight comes too, whatever its sink says; no other."""
+    row = begin(engine, (3,), is_firm=False)
+    row.wait()
+    for _ in range(3):
+        ask(engine, OTHER)
+    seen = len(row.ids)
+    row.go_on(engine)
+    assert row.finish is Finish.LENGTH
+    assert seen in (3, 4)
+
+
+# ------------------------------------------------------------------------------------ what it costs
+
+
+def test_an_engine_whose_rows_are_all_held_rests(
+    engine: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step, no plan, no processor time: it waits to be told."""
+    plans = 0
+    plan = engine._loop.scheduler.plan
+
+    def counted() -> Any:
+        nonlocal plans
+        plans += 1
+        return plan()
+
+    monkeypatch.setattr(engine._loop.scheduler, "plan", counted)
+    rows = [begin(engine, (3,)), begin(engine, (5,), OTHER)]
+    for row in rows:
+        row.wait()
+
+    def work() -> tuple[int, int]:
+        return engine.stats()["decode_steps"], plans
+
+    window = threading.Event()
+    deadline_s = time.monotonic() + PATIENCE_S
+    before = work()
+    while True:
+        cpu_s = cpu_seconds(engine)
+        window.wait(0.05)  # a window to measure in; nothing is waited for
+        if work() == before:
+            break
+        assert time.monotonic() < deadline_s, "it never rests"
+        before = work()
+    assert cpu_seconds(engine) - cpu_s < 0.01
+    assert engine.stats()["active_rows"] == 2
+    for row in rows:
+        row.go_on(engine)
+    assert [row.finish for row in rows] == [Finish.LENGTH] * 2
+
+
+def cpu_seconds(engine: Worker) -> float:
+    """Processor time of the engine thread; 0 where the system does not tell (macOS)."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return 0.0
+    assert engine._thread.ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(engine._thread.ident))
+
+
+def test_a_held_row_takes_no_place(narrow: Worker) -> None:
+    """Where one row runs at a time, others run while it is held, and it goes on beside them."""
+    plain = unheld(narrow).ids
+    others = [ask(narrow, (8, n)).ids for n in range(3, 8)]
+    row = begin(narrow, (2, 8))
+    row.wait()
+    assert [ask(narrow, (8, n)).ids for n in range(3, 8)] == others
+    second = begin(narrow, (2,), OTHER)
+    second.wait()
+    assert ask(narrow, (8, 3)).ids == others[0]
+    for held in (row, second):
+        held.go_on(narrow)
+    row.wait()
+    assert ask(narrow, (8, 4)).ids == others[1]
+    row.go_on(narrow)
+    assert row.finish is second.finish is Finish.LENGTH
+    assert row.ids == plain and second.ids == unheld(narrow, prompt=OTHER).ids
+
+
+# ------------------------------------------------------------------------------------ how it ends
+
+
+def test_cancel_while_held(engine: Worker) -> None:
+    row, neighbour = begin(engine, (3,)), begin(engine, (4,), OTHER)
+    row.wait()
+    neighbour.wait()
+    engine.cancel(row.row_id)
+    assert row.finish is Finish.CANCELLED and isinstance(row.error, Cancelled)
+    assert len(row.ids) in (3, 4)
+    row.go_on(engine)
+    neighbour.go_on(engine)
+    assert neighbour.finish is Finish.LENGTH
+    assert neighbour.ids == unheld(engine, prompt=OTHER).ids
+
+
+def test_stop_while_held(engine_options: WorkerOptions) -> None:
+    worker = Worker(engine_options)
+    worker.start()
+    rows = [begin(worker, (1,)), begin(worker, (3,), OTHER)]
+    for row in rows:
+        row.wait()
+    worker.stop()
+    assert [row.finish for row in rows] == [Finish.CANCELLED] * 2
+    assert all(isinstance(row.error, EngineDown) for row in rows)
+
+
+@pytest.mark.parametrize("prompt", [(8,), (8, 9)], ids=["of decoding", "beside a prefill"])
+def test_a_step_that_fails_does_not_spoil_a_held_row(
+    engine: Worker, monkeypatch: pytest.MonkeyPatch, prompt: Sequence[int]
+) -> None:
+    """Its token was in flight and is lost with the step: it ends as well, or it loses nothing."""
+    plain = unheld(engine).ids
+    batch: Any = engine._loop.batch
+    row = begin(engine, (3,))
+    row.wait()
+    step, is_failed = batch.step, threading.Event()
+
+    def fails_once(*args: Any) -> None:
+        if not is_failed.is_set():
+            is_failed.set()
+            raise RuntimeError("out of memory")
+        step(*args)
+
+    monkeypatch.setattr(batch, "step", fails_once)
+    assert ask(engine, prompt).done and is_failed.is_set()
+    row.go_on(engine)
+    assert row.finish is Finish.ERROR or row.ids == plain
+
+
+# ----------------------------------------------------------------------------------- in the prompt
+
+
+def test_held_while_its_prompt_is_scored(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No chunk more, others are served, and the log-probabilities are the same."""
+    monkeypatch.setattr(engine._loop.scheduler, "sizer", ChunkSizer(4, 4))
+    prompt = range(3, 33)
+    how: dict[str, Any] = {"prompt": prompt, "prompt_logprobs": True, "top_logprobs": 1}
+    plain = unheld(engine, **how)
+    row = begin(engine, (1, 3, 7, 9), **how)
+    for seen in (1, 3, 7, 9):
+        row.wait()
+        assert ask(engine, OTHER).finish is Finish.LENGTH
+        assert seen <= len(row.events) <= seen + 1
+        row.go_on(engine)
+    assert row.finish is Finish.LENGTH and row.ids == plain.ids
+    scored = [[e.id for event in r.events for e in event.logprobs] for r in (row, plain)]
+    assert scored[0] == scored[1] == [*prompt][1:] + plain.ids
+
+
+def test_cancel_while_held_in_the_prompt(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine._loop.scheduler, "sizer", ChunkSizer(4, 4))
+    row = begin(engine, (2,), range(3, 33), prompt_logprobs=True, top_logprobs=0)
+    row.wait()
+    engine.cancel(row.row_id)
+    assert row.finish is Finish.CANCELLED and len(row.events) == 3
+
+
+# --------------------------------------------------------------------------------------- over HTTP
+
+
+class Silent:
+    """A client that sends its request and reads nothing until it is asked to."""
+
+    def __init__(self, address: tuple[str, int], body: dict[str, Any]) -> None:
+        self.sock = socket.socket()
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.sock.settimeout(WAIT_S)
+        self.sock.connect(address)
+        data = post_bytes(CHAT, body).replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\n", 1)
+        self.sock.sendall(data)
+
+    def read(self) -> bytes:
+        """All of the body; HTTP/1.0, so it is not in chunks and the close ends it."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # it is in a hurry now
+        data = b""
+        while part := self.sock.recv(1 << 16):
+            data += part
+        return data.partition(b"\r\n\r\n")[2]
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.sock.close()
+
+
+class Slow:
+    """A server whose sockets take little, so that a client that does not read shows soon."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        services: list[Any] = []
+        routes = application.routes
+
+        def watched(service: Any) -> list[Route]:
+            services.append(service)
+            return routes(service)
+
+        monkeypatch.setattr(http_server, "SEND_BUFFER_BYTES", 4096)
+        monkeypatch.setattr(application, "routes", watched)
+        self.app = LiveApp(folder, batch="1")
+        (self.service,) = services
+        self._rows_before = 0
+
+    def client(self, body: dict[str, Any]) -> Silent:
+        self._rows_before = self.app.worker.stats()["submitted_rows"]
+        return Silent(self.app.address, body)
+
+    def body(self, **more: Any) -> dict[str, Any]:
+        """An answer of so many tokens, and half a kilobyte of frames for each."""
+        never = {"0": -100, "2": -100}
+        return chat_body(
+            max_tokens=LONG, logprobs=True, top_logprobs=5, stream=True, logit_bias=never, **more
+        )
+
+    def plain(self, body: dict[str, Any]) -> str:
+        return self.app.ask("POST", CHAT, {**body, "stream": False}).text
+
+    def rows(self) -> list[Any]:
+        return list(self.app.worker._loop.scheduler.live)
+
+    def wait_held(self, count: int = 1) -> list[Any]:
+        """Until so many rows are held. They end if nothing holds them, and then none ever is."""
+        deadline_s = time.monotonic() + WAIT_S
+        while len(rows := [row for row in self.rows() if row.is_held]) < count:
+            assert time.monotonic() < deadline_s and not self.is_over(), "no row was held"
+            time.sleep(0.001)  # what the engine's own state says has no event to wait for
+        return rows
+
+    def is_over(self) -> bool:
+        stats = self.app.worker.stats()
+        return (
+            stats["submitted_rows"] > self._rows_before
+            and stats["active_rows"] + stats["pending_rows"] == 0
+        )
+
+
+@pytest.fixture
+def slow(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    slow = Slow(tiny_folder, monkeypatch)
+    with slow.app:
+        yield slow
+
+
+@pytest.mark.slow
+def test_a_client_that_reads_later_gets_every_byte(slow: Slow) -> None:
+    """Its row stops after what the sockets and the session hold; others are served meanwhile."""
+    body = slow.body()
+    short = slow.app.chat().text
+    text = slow.plain(body)
+    with slow.client(body) as client:
+        (row,) = slow.wait_held()
+        accepted = row.accepted
+        assert QUEUED_TOKENS <= accepted < LONG - QUEUED_TOKENS // 2
+        for _ in range(3):
+            assert slow.app.chat().text == short
+        assert row.is_held and row.accepted <= accepted + 1
+        found = frames(client.read())
+    assert stream_text(found) == text and found[-1] == "[DONE]"
+    chunks = [choice.get("logprobs") for frame in found[:-1] for choice in frame["choices"]]
+    assert sum(len(chunk["content"]) for chunk in chunks if chunk) == LONG
+    slow.app.wait_batch(lambda batch: batch["active_rows"] == 0)
+
+
+@pytest.mark.slow
+def test_a_client_that_never_reads_is_given_up(slow: Slow) -> None:
+    """Its row is cancelled, and it is told, should it read after all."""
+    slow.service.sessions._idle_s = 0.05
+    with slow.client(slow.body()) as client:
+        slow.app.wait_batch(lambda batch: batch["cancelled_rows"] == 1)
+        found = [json.loads(part[6:]) for part in client.read().split(b"\n\n") if part[6:]]
+    assert "stopped reading" in found[-1]["error"]["message"]
+    assert slow.app.chat().status == 200
+    slow.app.wait_batch(lambda batch: batch["active_rows"] == 0)
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_while_its_row_is_held(slow: Slow) -> None:
+    with slow.client(slow.body()):
+        slow.wait_held()
+    batch = slow.app.wait_batch(lambda batch: batch["active_rows"] == 0)
+    assert batch["cancelled_rows"] == 1
+    assert len(slow.service.sessions) == 0
+    assert slow.app.chat().status == 200
+
+
+@pytest.mark.slow
+def test_a_stop_while_a_row_is_held(slow: Slow) -> None:
+    with slow.client(slow.body()):
+        slow.wait_held()
+        slow.app.begin_stop()
+        slow.app.join()
+
+
+@pytest.mark.slow
+def test_several_rows_of_a_silent_client_are_held_too(slow: Slow) -> None:
+    with slow.client(slow.body(n=2)):
+        slow.wait_held()
