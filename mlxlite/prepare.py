@@ -99,9 +99,9 @@ class Preparation:
         prompt = self.prompt(ask)
         room = self.facts.max_context - len(prompt.ids)
         if room < 1:
-            raise TooLong(
-                f"the prompt has {len(prompt.ids)} tokens, the context holds "
-                f"{self.facts.max_context} with the answer; shorten the prompt",
+            raise TooLong(  # agents compact their history at both of these phrases
+                f"prompt is too long: it has {len(prompt.ids)} tokens, this model's maximum "
+                f"context length is {self.facts.max_context} with the answer",
                 param="messages" if ask.messages is not None else "prompt",
             )
         wanted = ask.max_tokens if ask.max_tokens is not None else self.settings.max_tokens

@@ -424,8 +424,9 @@ def render_error(error: MlxliteError) -> Turn:
     """Anthropic's shape. `param` has no place in it; our messages name the field."""
     default = "invalid_request_error" if error.status < 499 else "api_error"
     message = error.message
-    if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # agents compact their history at these words
+    opening = "prompt is too long"  # agents compact their history at these words
+    if error.code == "context_length_exceeded" and not message.startswith(opening):
+        message = f"{opening}: {message}"
     found: Turn = {"type": _ERROR_TYPES.get(error.status, default), "message": message}
     if error.code == _UNTHREADED:
         found["details"] = {"error_code": error.code}
