@@ -197,3 +197,18 @@ def test_the_default_must_fit_too(
     limit = int(needed(small) / 0.75) + 1
     monkeypatch.setattr(fit, "ram_bytes", lambda: limit)
     assert library.choose(home).name == "small"
+
+
+def test_weights_are_opened_only_where_it_is_close(
+    tiny_folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = keep(home, "small", tiny_folder)
+    close = int(needed(small) / 0.6) + 1
+    opened: list[Path] = []
+    check = fit.check_safetensors
+    monkeypatch.setattr(fit, "check_safetensors", lambda path: opened.append(path) or check(path))
+    assert library.choose(home).name == "small"
+    assert opened == []
+    monkeypatch.setattr(fit, "ram_bytes", lambda: close)
+    assert library.choose(home).name == "small"
+    assert opened == [home / "models" / "small" / "model.safetensors"]

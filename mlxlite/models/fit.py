@@ -28,6 +28,7 @@ TYPICAL_CONTEXT = 8192
 _UNPACK_SHARE = 3  # a model is unpacked where that takes at most 1/3 of the memory (decision D3)
 _EFFICIENCY, _MOE_EFFICIENCY = 0.82, 0.76  # of the bandwidth, that decoding reaches
 _UNKNOWN_MAC = 273.0
+_MOST_GROWTH = 16  # of a file when it is loaded: two bits become a float32
 
 # Memory bandwidth in GB/s (spec 60 section 5).
 SKUS: dict[str, float] = {
@@ -334,7 +335,17 @@ def measure(
     specs: dict[str, TensorSpec] = {}
     for file in files:
         specs.update(check_safetensors(file))
-    counted = weights(specs, config, machine)
+    return _fit(config, weights(specs, config, machine), machine, budget_gb)
+
+
+def at_most(config: dict[str, Any], file_bytes: int, machine: Machine) -> Fit:
+    """What a model cannot exceed, without opening its files. Raises ModelError as `measure`."""
+    return _fit(config, Weights(file_bytes * _MOST_GROWTH, 0, "float32", False), machine, None)
+
+
+def _fit(
+    config: dict[str, Any], counted: Weights, machine: Machine, budget_gb: float | None
+) -> Fit:
     sizes = Sizes(config, resolve(config))
     inner = max(sizes.count("intermediate_size", 0), _read_experts_width(sizes))
     plan = kv_plan(config, _SIZES[counted.dtype])

@@ -257,19 +257,17 @@ def choose(home: Path) -> LocalModel:
     largest chat model that leaves the machine room, else the largest that fits. NoLocalModel when
     there is none."""
     machine = fit.guessed_machine()
+    usable_bytes = fit.USABLE_SHARE * machine.memory_bytes
     folder = models_folder(home) / DEFAULT
-    default = [describe(folder, DEFAULT)] if folder.is_dir() else []
+    if folder.is_dir() and _takes_at_most(
+        usable_bytes, default := describe(folder, DEFAULT), machine
+    ):
+        return default
     chat = [model for model in local_models(home) if model.has_chat_template]
     chat.sort(key=lambda model: model.size_bytes, reverse=True)
-    needs: dict[Path, int] = {}
-    for share, models in ((fit.USABLE_SHARE, default), (RAM_SHARE, chat), (fit.USABLE_SHARE, chat)):
-        limit_bytes = share * machine.memory_bytes
-        for model in models:
-            if model.size_bytes > limit_bytes:  # spares reading its headers
-                continue
-            if model.folder not in needs:
-                needs[model.folder] = _needed_bytes(model, machine)
-            if needs[model.folder] <= limit_bytes:
+    for limit_bytes in (RAM_SHARE * machine.memory_bytes, usable_bytes):
+        for model in chat:
+            if _takes_at_most(limit_bytes, model, machine):
                 return model
     raise NoLocalModel(
         f"no model is on this machine {'that fits it' if chat else 'yet'}; "
@@ -284,13 +282,19 @@ def fit_of(model: LocalModel, machine: fit.Machine, budget_gb: float | None = No
     return fit.measure(config, weight_files(model.folder), machine, budget_gb)
 
 
-def _needed_bytes(model: LocalModel, machine: fit.Machine) -> int:
-    """Of the whole at a usual context; of the files alone where nothing more can be counted."""
+def _takes_at_most(limit_bytes: float, model: LocalModel, machine: fit.Machine) -> bool:
+    """Whether the whole does, at a usual context; headers are read only where it is close."""
+    if model.size_bytes > limit_bytes:
+        return False
     try:
-        found = fit_of(model, machine)
-    except ModelError:
-        return model.size_bytes
-    return found.total_bytes(min(fit.TYPICAL_CONTEXT, found.max_context))
+        config = read_object(model.folder / "config.json")
+        found = fit.at_most(config, model.size_bytes, machine)
+        context = min(fit.TYPICAL_CONTEXT, found.max_context)
+        if found.total_bytes(context) > limit_bytes:
+            found = fit_of(model, machine)
+    except ModelError:  # nothing more can be counted than its files
+        return True
+    return found.total_bytes(context) <= limit_bytes
 
 
 def _resolve_gguf(path: Path, home: Path) -> LocalModel:
