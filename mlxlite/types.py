@@ -170,6 +170,7 @@ class RowSpec:
     guide: Guide | None = None
     top_logprobs: int | None = None  # None: no logprobs; 0: of the drawn token only; at most 20
     snapshot_at: int = 0  # prompt tokens that every later turn keeps (spec 10 section 8)
+    namespace: str = ""  # state made under one is never reused under another (spec 60 section 1)
     prompt_logprobs: bool = False  # of the prompt's tokens too, from the second on; all are run
 
 

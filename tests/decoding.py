@@ -78,6 +78,7 @@ class Fickle(Batch):
 
     def __init__(self, model: load.LoadedModel, candidates: int = 2) -> None:
         super().__init__(model)
+        self.lanes.may_pool = True
         self.vocab_size = VOCAB
         self._candidates = candidates
         self.redraws = self.reruns = 0
@@ -120,9 +121,10 @@ def run(
         heard, spec = told[row], row.spec
         heard.ids.append(token)
         heard.logprobs.append(logprob)
-        assert row.cache is not None
         fed = len(spec.prompt_ids) + len(heard.ids) - (len(heard.ids) == spec.max_tokens)
-        assert {part.offset for part in row.cache if hasattr(part, "offset")} <= {fed}
+        assert row.length == fed
+        own = row.cache or []  # None in a pool
+        assert {part.offset for part in own if hasattr(part, "offset")} <= {fed}
         if token in spec.eos_ids:
             row.end(Finish.EOS)
         elif len(heard.ids) == spec.max_tokens:
@@ -149,6 +151,21 @@ def run(
     if batch.is_busy:
         batch.step([], accept)
     return [told[row] for row in rows]
+
+
+def assert_close(
+    found: Sequence[TokenLogprob | None], expected: Sequence[TokenLogprob | None]
+) -> None:
+    """The same log-probabilities, but for the rounding of a forward with other rows in it."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is None or other is None:
+            continue
+        assert one.id == other.id and len(one.top) == len(other.top)
+        pairs = [(one.logprob, other.logprob)]
+        pairs += [(a, b) for (_, a), (_, b) in zip(one.top, other.top, strict=True)]
+        assert all(abs(a - b) < 1e-4 for a, b in pairs)
 
 
 # ------------------------------------------------------------------------------- the oracle

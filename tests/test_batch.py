@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from mlxlite.engine import backend, load
-from mlxlite.engine.batch import Batch, _arrays
+from mlxlite.engine.batch import Batch
+from mlxlite.engine.lanes import cache_arrays
 from mlxlite.engine.row import Phase, Row
 from mlxlite.types import Event, Finish, RowSpec, Sampling, Verdict
 from tests import tiny
@@ -79,10 +80,11 @@ def family(request: pytest.FixtureRequest, llama: load.LoadedModel) -> load.Load
     return loaded(tiny.build(config), config)
 
 
-@pytest.fixture
-def batch(llama: load.LoadedModel) -> Batch:
+@pytest.fixture(params=[True, False], ids=["pool", "alone"])
+def batch(request: pytest.FixtureRequest, llama: load.LoadedModel) -> Batch:
     made = Batch(llama)
     made.vocab_size = 512
+    made.lanes.may_pool = request.param
     return made
 
 
@@ -160,9 +162,11 @@ def test_chunked_prefill_equals_one_shot(family: load.LoadedModel, chunk_tokens:
     assert decode(batch, row) == [alone(family, prompt_of(29), 6)]
 
 
-def test_rows_decode_together_as_each_alone(family: load.LoadedModel) -> None:
+@pytest.mark.parametrize("may_pool", [False, True])
+def test_rows_decode_together_as_each_alone(family: load.LoadedModel, may_pool: bool) -> None:
     batch = Batch(family)
     batch.vocab_size = 512
+    batch.lanes.may_pool = may_pool
     lengths = [(1, 4), (13, 1), (5, 9), (20, 6)]
     rows = [new_row(prompt_of(length), count) for length, count in lengths]
     for row in rows:
@@ -301,7 +305,7 @@ def test_every_buffer_of_a_cache_is_evaluated_with_the_step(family: load.LoadedM
     assert row.cache is not None
     expected = {id(array) for array in buffers_of(row.cache)}
     assert expected
-    assert {id(array) for array in _arrays(row.cache)} == expected
+    assert {id(array) for array in cache_arrays(row.cache)} == expected
 
 
 class LoudHead:
@@ -330,7 +334,7 @@ def test_a_step_writes_into_the_cache_instead_of_copying_it(batch: Batch) -> Non
     for row in rows:
         prefill(batch, row)
     batch.step(rows, finish_at_length(taken))
-    smallest = min(array.nbytes for row in rows for array in _arrays(row.cache or []))
+    smallest = min(array.nbytes for array in batch.lanes.arrays)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for _ in range(8):

@@ -222,7 +222,7 @@ def test_embedding_beside_running_rows(engine: Worker) -> None:
 
 
 def test_rows_decode_between_slices(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine._embedder, "_room", lambda budget_s: 12)
+    monkeypatch.setattr(engine._loop.embedder, "_room", lambda budget_s: 12)
     done_at: list[int] = []
     gate = Gate(engine)
     future = engine.embed(EmbedSpec(INPUTS))
@@ -234,7 +234,7 @@ def test_rows_decode_between_slices(engine: Worker, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_cancelled_job_is_dropped(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine._embedder, "_room", lambda budget_s: 12)
+    monkeypatch.setattr(engine._loop.embedder, "_room", lambda budget_s: 12)
     slices: list[int] = []
     real = embed._Batch.add
 

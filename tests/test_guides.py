@@ -164,9 +164,9 @@ def test_a_failing_step_ends_its_rows_and_the_engine_goes_on(
 ) -> None:
     gate = Gate(engine)
     neighbour = start(engine, (8,), 8)
-    batch: Any = engine._batch
+    batch: Any = engine._loop.batch
     with monkeypatch.context() as patch:
-        patch.setattr(batch, "_model", Breakable(batch._model, lambda shape: True))
+        patch.setattr(batch.lanes, "_model", Breakable(batch._model, lambda shape: True))
         gate.open()
         for row in (gate.heard, neighbour):
             assert row.finish is Finish.ERROR and isinstance(row.error, EngineFault)
@@ -178,7 +178,7 @@ def test_a_failing_prefill_ends_its_row_only(
 ) -> None:
     gate = Gate(engine)
     long = start(engine, range(3, 90), 8)
-    batch: Any = engine._batch
+    batch: Any = engine._loop.batch
     with monkeypatch.context() as patch:
         patch.setattr(batch, "_model", Breakable(batch._model, lambda shape: shape[1] > 1))
         gate.open()

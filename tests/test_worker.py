@@ -19,7 +19,7 @@ import pytest
 from mlxlite.engine import load
 from mlxlite.engine.scheduler import ChunkSizer
 from mlxlite.engine.worker import Worker, WorkerOptions
-from mlxlite.errors import Busy, Cancelled, EngineDown, ModelError
+from mlxlite.errors import Busy, Cancelled, EngineDown, EngineFault, ModelError
 from mlxlite.types import EngineState, Event, Finish, RowSpec, Sampling
 from tests.rows import PATIENCE_S, PROMPT, Gate, Heard, ask, start
 
@@ -99,7 +99,7 @@ def test_cancel_between_two_chunks_of_a_prompt(
     engine: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(engine)
-    batch: Any = engine._batch
+    batch: Any = engine._loop.batch
     chunks: list[int] = []
     real = batch.prefill
 
@@ -109,7 +109,7 @@ def test_cancel_between_two_chunks_of_a_prompt(
         if len(chunks) == 2:
             engine.cancel(row.id)
 
-    monkeypatch.setattr(engine._scheduler, "sizer", ChunkSizer(4, 4))
+    monkeypatch.setattr(engine._loop.scheduler, "sizer", ChunkSizer(4, 4))
     monkeypatch.setattr(batch, "prefill", prefill)
     long = start(engine, range(3, 103), 5)
     gate.open()
@@ -160,7 +160,7 @@ def test_an_idle_engine_keeps_nothing_of_the_rows_it_served(
     caches: list[weakref.ref[Any]] = []
 
     def sink(event: Event, heard: Heard = heard) -> None:
-        batch: Any = engine._batch
+        batch: Any = engine._loop.batch
         caches.extend(weakref.ref(part) for row in batch._inflight.rows for part in row.cache or ())
         heard(event)
 
@@ -317,10 +317,12 @@ def test_a_failure_of_the_loop_itself_answers_every_waiter(
     def plan() -> None:
         raise SystemError("a bug of ours")
 
-    monkeypatch.setattr(worker._scheduler, "plan", plan)
+    monkeypatch.setattr(worker._loop.scheduler, "plan", plan)
     gate.open()
-    assert [type(row.error) for row in rows] == [EngineDown] * 3
+    assert [type(row.error) for row in rows] == [EngineFault] * 3
+    assert ask(worker).finish is Finish.LENGTH, "another life has begun"
+    assert worker.stats()["restarts"] == 1
     worker.stop()
-    assert worker.state is EngineState.DOWN
+    assert worker.state is EngineState.STOPPED
     with pytest.raises(EngineDown):
         start(worker)

@@ -5,21 +5,20 @@ for Python: step n + 1 runs while the host looks at token n. What the host then 
 stop) comes one step late, and the surplus token is dropped. Rows with a guide that may steer are
 sampled after the guide saw token n; their forward is queued early all the same.
 
-Caches are mlx-lm's own, one set a row, which every model supports; rows share the sampling and the
-host read. Everything here runs on the engine thread.
+Rows share one forward (`lanes`), the sampling and the host read. Everything here runs on the engine
+thread.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from mlxlite.engine import sample
 from mlxlite.engine.drawn import Drawn, add_logprobs, most_logprobs, score
+from mlxlite.engine.lanes import Lanes, cache_arrays
 from mlxlite.engine.load import LoadedModel
 from mlxlite.engine.penalties import penalties_of
 from mlxlite.engine.row import Phase, Row
@@ -36,6 +35,9 @@ Accept = Callable[[Row, int, TokenLogprob | None], None]
 class Batch:
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
+        self.lanes = Lanes(loaded.model)
+        kinds = {type(part).__name__ for part in self.lanes.new_cache()}
+        self._may_retract = kinds <= _ALWAYS_TRIMMABLE
         self.vocab_size = 0  # width of the logits, known after `warm_up`
         self._inflight: Drawn | None = None  # not yet read
         self._candidates = _FEWEST_CANDIDATES
@@ -50,13 +52,13 @@ class Batch:
 
         Returns seconds that the prompt of `tokens` took.
         """
-        logits = self._model(mx.zeros((1, 1), dtype=mx.uint32), cache=self._new_cache())
+        logits = self._model(mx.zeros((1, 1), dtype=mx.uint32), cache=self.lanes.new_cache())
         mx.eval(mx.argmax(logits[:, -1], axis=-1))
         self.vocab_size = int(logits.shape[-1])
         started = time.perf_counter()
-        cache = self._new_cache()
+        cache = self.lanes.new_cache()
         self._model(mx.zeros((1, tokens), dtype=mx.uint32), cache=cache)
-        mx.eval(_arrays(cache))
+        mx.eval(cache_arrays(cache))
         return time.perf_counter() - started
 
     def prefill(self, row: Row, tokens: int) -> list[TokenLogprob]:
@@ -67,14 +69,14 @@ class Batch:
         wants log-probabilities of its prompt are they computed, and returned.
         """
         if row.cache is None:
-            row.cache = self._new_cache()
+            row.cache = self.lanes.new_cache()
         ids = row.spec.prompt_ids[row.fed : row.fed + tokens]
         found: list[TokenLogprob] = []
         if row.spec.prompt_logprobs:
             found = self._run_scored(row, ids)
         else:
             self._model(mx.array([ids], dtype=mx.uint32), cache=row.cache)
-            mx.eval(_arrays(row.cache))
+            mx.eval(cache_arrays(row.cache))
         mx.clear_cache()  # a chunk's temporaries are of a size that decoding never asks for again
         return found
 
@@ -87,7 +89,7 @@ class Batch:
             piece = slice(at, at + _SCORED_TOKENS)
             logits = self._model(mx.array([ids[piece]], dtype=mx.uint32), cache=row.cache)[0]
             drawn = score(logits, row, following[piece])
-            mx.eval(*drawn.arrays, _arrays(row.cache))
+            mx.eval(*drawn.arrays, cache_arrays(row.cache))
             found += [entry for entry in drawn.read_logprobs() if entry is not None]
         return found
 
@@ -110,28 +112,30 @@ class Batch:
         is still decoding afterwards and may go on has one token in flight.
         """
         # 1. Who goes on, and with which input. A row whose last allowed token is in flight is only
-        #    read; one that ended since is dropped.
+        #    read; one that ended or is held since is dropped.
         old = self._inflight
         if old is not None and not any(row.phase is Phase.DECODE for row in old.rows):
             old = None
-        seen = old.rows if old is not None else []
-        going = [i for i, row in enumerate(seen) if row in decode and row.wants_another]
-        joining = [row for row in decode if row not in seen]
-        for row in joining:
-            self.open(row)
-        rows = [seen[i] for i in going] + joining
+        seen = {row: i for i, row in enumerate(old.rows)} if old is not None else {}
+        for row in decode:
+            if row not in seen:
+                self.open(row)
+        rows = self.lanes.arrange([row for row in decode if row.wants_another])
 
         # 2. Queue the forward, and the draw too unless a guide has a word in it.
         new: Drawn | None = None
         steered = any(row.is_steered for row in rows)
         if rows:
-            inputs = _inputs(old.ids if old is not None else None, going, len(seen), joining)
-            logits = self._forward(inputs, rows)
+            inputs = _inputs(old, seen, rows)
+            for index, row in enumerate(rows):
+                if row.penalties is not None:
+                    row.penalties.push(inputs[index])
+            logits = self.lanes.forward(inputs)
             if steered:
-                mx.async_eval(logits, *_row_arrays(rows))
+                mx.async_eval(logits, *self._arrays(rows))
             else:
                 new = self._draw(logits, rows)
-                mx.async_eval(*new.arrays, *_row_arrays(rows))
+                mx.async_eval(*new.arrays, *self._arrays(rows))
 
         # 3. Read the tokens that were in flight; the only host read of the step.
         if old is not None:
@@ -163,6 +167,7 @@ class Batch:
     def let_go(self) -> None:
         """Forget the rows, all ended, and the tokens in flight: nothing is kept while idle."""
         self._inflight = None
+        self.lanes.forget()
 
     def drop_all(self) -> None:
         """Forget everything after a failed step."""
@@ -170,17 +175,13 @@ class Batch:
         self._recipe, self._recipe_ids = None, []
         mx.clear_cache()
 
-    def _forward(self, inputs: mx.array, rows: Sequence[Row]) -> mx.array:
-        """Logits (B, V) of the position after each row's input (B,)."""
-        logits = []
-        for index, row in enumerate(rows):
-            if row.cache is None:  # a prompt of one token has no prefill
-                row.cache = self._new_cache()
+    def _arrays(self, rows: Sequence[Row]) -> list[mx.array]:
+        """All that a step writes in place, to be evaluated with it."""
+        found = self.lanes.arrays
+        for row in rows:
             if row.penalties is not None:
-                row.penalties.push(inputs[index])
-            token = inputs[index : index + 1][None]
-            logits.append(self._model(token, cache=row.cache)[:, -1, :])
-        return logits[0] if len(logits) == 1 else mx.concatenate(logits, axis=0)
+                found += row.penalties.arrays
+        return found
 
     def _draw(self, logits: mx.array, rows: list[Row], corrected: Drawn | None = None) -> Drawn:
         """Penalties, masks, then one token a row; what guides force takes its place.
@@ -194,7 +195,7 @@ class Batch:
             if self._recipe is None or ids != self._recipe_ids:
                 self._recipe, self._recipe_ids = sample.recipe(rows, self.vocab_size), ids
             how = self._recipe
-            if all(_can_retract(row) for row in rows):
+            if self._may_retract:
                 candidates = self._candidates
         else:
             how = sample.recipe(rows, self.vocab_size)
@@ -236,16 +237,14 @@ class Batch:
 
         place: of the row in the new step. new: that step's draw, if it is already queued.
         """
-        assert row.cache is not None
-        for part in row.cache:
-            part.trim(1)
         if row.penalties is not None:
             row.penalties.undo()
-        again = self._forward(mx.array([token], dtype=mx.uint32), [row])
+            row.penalties.push(mx.array(token, dtype=mx.uint32))
+        again = self.lanes.forward_again(row, token)
         if new is not None:
             row.sampled -= 1
             new.replace(place, self._draw(again, [row], corrected=new))
-            mx.async_eval(*new.arrays, *_row_arrays([row]))
+            mx.async_eval(*new.arrays, *self._arrays([row]))
             return logits
         return mx.concatenate([logits[:place], again, logits[place + 1 :]], axis=0)
 
@@ -260,46 +259,22 @@ class Batch:
                 self._candidates = max(self._candidates // 4, _FEWEST_CANDIDATES)
                 self._since_short = 0
 
-    def _new_cache(self) -> list[Any]:
-        if hasattr(self._model, "make_cache"):
-            return list(self._model.make_cache())
-        from mlx_lm.models.cache import KVCache  # only after load() put the bare package in place
 
-        return [KVCache() for _ in self._model.layers]
-
-
-def _inputs(
-    inflight: mx.array | None, going: list[int], before: int, joining: Sequence[Row]
-) -> mx.array:
-    """The next input (B,) of the rows that go on, followed by that of the rows that join."""
-    parts = []
-    if inflight is not None and going:
-        parts.append(inflight if len(going) == before else inflight[mx.array(going)])
-    if joining:
-        parts.append(mx.array([row.next_input for row in joining], dtype=mx.uint32))
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
-
-
-def _arrays(cache: list[Any]) -> list[mx.array]:
-    """The buffers of a cache themselves, not views of them.
-
-    They are evaluated with every step: a buffer that stays lazy is copied whole at its next write,
-    and so is one of which a view is alive (engine-notes section 4).
-    """
-    found: list[mx.array] = []
-    for part in cache:
-        if hasattr(part, "caches"):  # several kinds in one layer (CacheList)
-            found.extend(_arrays(list(part.caches)))
-            continue
-        leaves: list[tuple[str, Any]] = tree_flatten(vars(part))  # type: ignore[assignment]
-        found.extend(leaf for _, leaf in leaves if isinstance(leaf, mx.array))
-    return found
-
-
-def _row_arrays(rows: Sequence[Row]) -> list[mx.array]:
-    found = [array for row in rows if row.cache is not None for array in _arrays(row.cache)]
-    found += [array for row in rows if row.penalties is not None for array in row.penalties.arrays]
-    return found
+def _inputs(old: Drawn | None, seen: Mapping[Row, int], rows: Sequence[Row]) -> mx.array:
+    """The next input (B,) of each row: its token in flight, else its newest one on the host."""
+    if (
+        old is not None
+        and len(seen) == len(rows)
+        and all(seen.get(r) == i for i, r in enumerate(rows))
+    ):
+        return old.ids
+    known = [row.next_input for row in rows if row not in seen]
+    parts = [] if old is None else [old.ids]
+    if known:
+        parts.append(mx.array(known, dtype=mx.uint32))
+    every = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    fresh = iter(range(len(seen), len(seen) + len(known)))
+    return every[mx.array([seen[row] if row in seen else next(fresh) for row in rows])]
 
 
 def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
@@ -317,8 +292,3 @@ def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 # cannot, and ConcatenateKVCache says that it can and does not (mlx-lm 0.32.2), so rows of such
 # models are drawn by sorting at once.
 _ALWAYS_TRIMMABLE = frozenset({"KVCache", "QuantizedKVCache"})
-
-
-def _can_retract(row: Row) -> bool:
-    # A row that has just ended has no cache any more, and none of its draws is ever repeated.
-    return all(type(part).__name__ in _ALWAYS_TRIMMABLE for part in row.cache or ())

@@ -363,6 +363,11 @@ def _key(ids: Sequence[int]) -> bytes:
     return array("I", ids).tobytes()
 
 
+def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two prompts have in common from their start."""
+    return _common_bytes(_key(one), _key(other), 0) // _WIDTH
+
+
 def _common_bytes(edge: bytes, key: bytes, at: int) -> int:
     """Bytes, in whole tokens, that `edge` and `key` from `at` on have in common.
 

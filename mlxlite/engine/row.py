@@ -35,12 +35,16 @@ class Row:
     cached: int = 0  # of those, restored instead of computed
     cache: list[Any] | None = None  # one cache a layer, made at the first chunk
 
+    marks: list[int] = field(default_factory=list)  # lengths at which its state is kept
+    waits_for: Row | None = None  # it computes the same prefix just now ...
+    waits_until: int = 0  # ... up to this length
+
     # decode
+    stepped: int = 0  # forwards of one token that were queued
+    ids: list[int] = field(default_factory=list)  # tokens on the host, EOS included
     sampled: int = 0  # tokens drawn, the one in flight included; the next draw's position
-    last: int | None = None  # the newest token on the host
     is_held: bool = False  # its reader is behind: no token is drawn for it
-    read: int = 0  # tokens that reached the host
-    accepted: int = 0  # of those, the ones that belong to the answer, EOS included
+    accepted: int = 0  # of `ids`, the ones that belong to the answer, EOS included
     forced: deque[int] = field(default_factory=deque)  # what the guide wants next
     mask: Any = None  # bool array (V,) of what the guide allows, or None
     penalties: Any = None  # penalties.Penalties, or None
@@ -57,9 +61,25 @@ class Row:
         return len(self.spec.prompt_ids) - 1 - self.fed
 
     @property
+    def chunk_left(self) -> int:
+        """The same up to the next mark, where a chunk has to end."""
+        stops = [mark - self.fed for mark in self.marks if mark > self.fed]
+        return min([self.prompt_left, *stops])
+
+    def mark(self, length: int) -> None:
+        """Keep the row's state when so many tokens of its prompt are run."""
+        if length > self.fed and length not in self.marks:
+            self.marks.append(length)
+
+    @property
     def next_input(self) -> int:
         """The id that is run next, of a row with no token in flight."""
-        return self.spec.prompt_ids[-1] if self.last is None else self.last
+        return self.ids[-1] if self.ids else self.spec.prompt_ids[-1]
+
+    @property
+    def length(self) -> int:
+        """Tokens whose state is in the cache, those of a queued forward included."""
+        return self.fed + self.stepped
 
     @property
     def wants_another(self) -> bool:

@@ -1,9 +1,11 @@
 """The scheduler: who runs next. A value machine without MLX, clock or threads.
 
-`plan()` says what one step does, the worker does it, and `prefilled`, `remove` tell what came of
-it. Rows are admitted first come, first served. One step holds at most one prefill chunk, of the row
-that has waited longest, and one decode of every row that is past its prompt; so a long prompt
-delays the running streams by one chunk, not by the whole of it (spec 60 section 8).
+`admit()` lets rows in, `plan()` says what one step does, the worker does it, and `prefilled`,
+`remove` tell what came of it. Rows are admitted first come, first served; one that has no room yet
+is not overtaken. A step holds at most one chunk of one prompt and one decode of every row that is
+past its own, so a long prompt delays the running streams by one chunk, not by the whole of it
+(spec 60 section 8). Prompts take turns: every other chunk goes to whoever came first, the others to
+whoever has least left, so neither a long prompt nor many short ones starve anybody.
 
 Owned by the engine thread; fuzzed by `tests/test_scheduler.py` with a fake forward.
 """
@@ -11,12 +13,13 @@ Owned by the engine thread; fuzzed by `tests/test_scheduler.py` with a fake forw
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mlxlite.engine.row import Phase, Row
 
 CHUNK_BUDGET_S = 0.5  # the longest that a chunk should take, so that a cancel is seen in time
-SHARED_CHUNK_BUDGET_S = 0.2  # the same while other rows wait for their next token
+SHARED_CHUNK_BUDGET_S = 0.2  # the same while other rows wait for their next token, or chunk
 _FIRST_CEILING = 256  # tokens of the first chunk at most: its speed is only guessed
 
 
@@ -65,33 +68,52 @@ class ChunkSizer:
 
 class Scheduler:
     """max_rows: rows that run at the same time. How many may wait is checked at the engine's
-    border.
+    border. has_room: whether memory suffices for a row beside those that run.
     """
 
-    def __init__(self, max_rows: int, sizer: ChunkSizer) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        sizer: ChunkSizer,
+        has_room: Callable[[Row, Iterable[Row]], bool] = lambda row, running: True,
+    ) -> None:
         self.max_rows = max_rows
         self.sizer = sizer
+        self.has_room = has_room
         self.waiting: deque[Row] = deque()
         self.live: list[Row] = []
+        self._is_turn_of_shortest = False
 
     def submit(self, row: Row) -> None:
         self.waiting.append(row)
 
-    def plan(self) -> Step:
-        """Admit what fits, then choose this step's work."""
-        while self._admits:
+    def admit(self) -> list[Row]:
+        """Let in whoever has a place and room; they are live now."""
+        admitted = []
+        while self._has_place and self.has_room(self.waiting[0], self.live):
             row = self.waiting.popleft()
             row.start()
             self.live.append(row)
-            if row.prompt_left == 0:
-                row.phase = Phase.DECODE
+            admitted.append(row)
+        return admitted
+
+    def plan(self) -> Step:
+        """Choose this step's work."""
         free = [row for row in self.live if not row.is_held]
+        for row in free:
+            if row.phase is Phase.PREFILL and row.prompt_left == 0:
+                row.phase = Phase.DECODE
         decode = tuple(row for row in free if row.phase is Phase.DECODE)
-        prefill = next((row for row in free if row.phase is Phase.PREFILL), None)
-        if prefill is None:
+        prompts = [row for row in free if row.phase is Phase.PREFILL and row.waits_for is None]
+        if not prompts:
             return Step(None, 0, decode)
-        budget_s = SHARED_CHUNK_BUDGET_S if decode else CHUNK_BUDGET_S
-        return Step(prefill, self.sizer.size(prefill.prompt_left, budget_s), decode)
+        prefill = prompts[0]
+        if self._is_turn_of_shortest:
+            prefill = min(prompts, key=lambda row: row.prompt_left)
+        self._is_turn_of_shortest = not self._is_turn_of_shortest
+        is_shared = bool(decode) or len(prompts) > 1
+        budget_s = SHARED_CHUNK_BUDGET_S if is_shared else CHUNK_BUDGET_S
+        return Step(prefill, self.sizer.size(prefill.chunk_left, budget_s), decode)
 
     def prefilled(self, row: Row, tokens: int, seconds: float) -> None:
         """A chunk of `tokens` is in the row's cache; it took `seconds`."""
@@ -110,10 +132,10 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a row wants a step, now: one that is held does not."""
-        return self._admits or any(not row.is_held for row in self.live)
+        return self._has_place or any(not row.is_held for row in self.live)
 
     @property
-    def _admits(self) -> bool:
+    def _has_place(self) -> bool:
         # A held row keeps its cache and not its place: a silent client must not stop the others.
         return bool(self.waiting) and sum(not row.is_held for row in self.live) < self.max_rows
 

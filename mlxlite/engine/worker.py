@@ -1,10 +1,10 @@
-"""The engine thread: it owns MLX for the process's whole life (STYLE section 4.9).
+"""The worker: the engine's border, and the life of its thread.
 
-Only plain values cross its border. In: row specs and cancels, through one inbox. Out: events,
-through each row's sink; the engine never waits for a reader. Every row that was submitted is told
-its end, whatever happens: an exception in one row's guide or sink ends that row, one in a prefill
-ends the row it served, one in the shared step ends the rows of that step, and the loop goes on
-(D19).
+One thread owns MLX. Only plain values cross its border: row specs and cancels in, through one
+inbox; events out, through each row's sink; the engine never waits for a reader. Every row that was
+submitted is told its end, whatever happens: what the loop cannot contain starts it afresh, and a
+watchdog does the same for a step that makes no progress (D19). If that happens too often the engine
+is down, and says so.
 """
 
 from __future__ import annotations
@@ -17,85 +17,38 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxlite.engine import backend as mlx_backend  # before anything that imports mlx
-from mlxlite.engine import load, sample
-from mlxlite.engine.batch import Batch
-from mlxlite.engine.embed import Embedder
 from mlxlite.engine.jobs import Jobs
-from mlxlite.engine.row import Phase, Row
-from mlxlite.engine.scheduler import (
-    CHUNK_BUDGET_S,
-    SHARED_CHUNK_BUDGET_S,
-    ChunkSizer,
-    Scheduler,
-)
-from mlxlite.errors import (
-    Busy,
-    Cancelled,
-    EngineDown,
-    EngineFault,
-    MlxliteError,
-    ModelError,
-)
-from mlxlite.types import (
-    EmbedSpec,
-    EngineState,
-    Event,
-    Finish,
-    ModelFacts,
-    RowSpec,
-    Sink,
-    TokenLogprob,
-)
+from mlxlite.engine.loop import Counters, Loop, WorkerOptions
+from mlxlite.engine.row import Row
+from mlxlite.errors import Busy, EngineDown, EngineFault, MlxliteError
+from mlxlite.types import EmbedSpec, EngineState, Finish, ModelFacts, RowSpec, Sink
 
-import mlx.core as mx  # isort: skip  (after the backend chose its BLAS)
+import mlx.core as mx  # isort: skip  (after `loop`, whose backend chose its BLAS)
+
+__all__ = ["Worker", "WorkerOptions"]
 
 log = logging.getLogger(__name__)
 
-_WARM_UP_TOKENS = 8  # long enough to show the speed of a prefill, short enough for a quick start
-_CLEAR_EVERY_STEPS = 256  # decode steps between two clearings of MLX's buffer cache
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """folder: the model. dense_folder: see `load.load`. kernel_folder: compiled kernels are kept
-    there.
-
-    max_rows: rows that run at once. max_waiting: rows that may wait for that.
-    """
-
-    folder: Path
-    dense_folder: Path
-    kernel_folder: Path
-    dtype: str = "auto"
-    max_rows: int = 8
-    max_waiting: int = 64
-
-
-@dataclass(slots=True)
-class _Counters:
-    submitted: int = 0
-    completed: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    rejected: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    decode_steps: int = 0
-    prefill_chunks: int = 0
+# A step takes half a second at most; a kernel that is compiled at its first use, a minute (D23).
+HANG_S = 120.0
+MOST_RESTARTS = 3  # within RESTARTS_WITHIN_S; then something is wrong for good
+RESTARTS_WITHIN_S = 600.0
 
 
 class Worker:
-    """An `Engine` (types.py) around one model. `start()` returns at once; `wait_ready()` waits."""
+    """An `Engine` (types.py) around one model. `start()` returns at once; `wait_ready()` waits.
 
-    def __init__(self, options: WorkerOptions) -> None:
+    hang_s: after how long a step counts as stuck.
+    """
+
+    def __init__(self, options: WorkerOptions, hang_s: float = HANG_S) -> None:
         self._options = options
+        self._hang_s = hang_s
         self._lock = threading.Condition()
-        self._inbox: list[Row] = []  # guarded by _lock, as are the next five
+        self._inbox: list[Row] = []  # guarded by _lock, as are the next six
         self._cancels: set[int] = set()
         self._resumes: set[int] = set()
         self._open_rows = 0  # submitted and not yet told their end
@@ -103,22 +56,26 @@ class Worker:
         self._state = EngineState.LOADING
         self._error: MlxliteError | None = None
         self._facts: ModelFacts | None = None
-        self._settled = threading.Event()  # loaded, or failed to
+        self._settled = threading.Event()  # loaded for the first time, or failed to
         self._ids = itertools.count(1)
-        self._counters = _Counters()
-        self._memory = (0, 0, 0)  # bytes active, peak, cached by MLX; read on the engine thread
-        self._step_s: deque[float] = deque(maxlen=512)  # durations of steps that only decoded
-        self._thread = threading.Thread(target=self._run, name="mlxlite-engine", daemon=True)
-        # Made on the engine thread:
-        self._scheduler = Scheduler(options.max_rows, ChunkSizer(1, 1))
-        self._batch: Batch | None = None
-        self._embedder: Embedder | None = None
+        self._counters = Counters()
         self._jobs = Jobs(options.max_rows + options.max_waiting)  # added to under _lock
+        self._restarted_at: deque[float] = deque(maxlen=MOST_RESTARTS)
+        self._step_began: float | None = None  # of the step that runs now
+        self._loop, self._thread = self._new_life()
+        self._watchdog = threading.Thread(target=self._watch, name="mlxlite-watchdog", daemon=True)
+        self._over = threading.Event()  # the worker has stopped for good
+
+    def _new_life(self) -> tuple[Loop, threading.Thread]:
+        loop = Loop(self._options, self._counters, self._jobs, self._row_ended)
+        name = "mlxlite-engine"
+        return loop, threading.Thread(target=self._run, args=(loop,), name=name, daemon=True)
 
     # ------------------------------------------------------------------- from any thread
 
     def start(self) -> None:
         self._thread.start()
+        self._watchdog.start()
         atexit.register(self.stop)  # an interpreter that ends under a running step aborts
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
@@ -147,8 +104,7 @@ class Worker:
 
     def submit(self, spec: RowSpec, sink: Sink) -> int:
         with self._lock:
-            if self._stopping or self._state in (EngineState.DOWN, EngineState.STOPPED):
-                raise EngineDown("the engine is not running")
+            self._check_runs()
             if self._open_rows >= self._options.max_rows + self._options.max_waiting:
                 self._counters.rejected += 1
                 raise Busy("admission queue is full")
@@ -171,29 +127,34 @@ class Worker:
 
     def embed(self, spec: EmbedSpec) -> Future[tuple[bytes, ...]]:
         with self._lock:
-            if self._stopping or self._state in (EngineState.DOWN, EngineState.STOPPED):
-                raise EngineDown("the engine is not running")
-            future = self._jobs.add(lambda: self._ready_embedder().run(spec))
+            self._check_runs()
+            future = self._jobs.add(lambda: self._embedder().run(spec))
             self._lock.notify()
         return future
+
+    def _check_runs(self) -> None:
+        if self._stopping or self._state in (EngineState.DOWN, EngineState.STOPPED):
+            raise EngineDown("the engine is not running")
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """End every row, let go of MLX and end the thread. Safe to call twice."""
         with self._lock:
             self._stopping = True
-            self._lock.notify()
+            self._lock.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        self._over.set()
         atexit.unregister(self.stop)
 
     def stats(self) -> dict[str, Any]:
-        scheduler = self._scheduler
-        steps = list(self._step_s)
-        counters = self._counters
+        loop, counters = self._loop, self._counters
+        steps = list(loop.step_s)
+        batch, prompts = loop.batch, loop.prompts
+        active = len(loop.scheduler.live)
         return {
             "state": self._state.value,
-            "active_rows": len(scheduler.live),
-            "pending_rows": max(self._open_rows - len(scheduler.live), 0),
+            "active_rows": active,
+            "pending_rows": max(self._open_rows - active, 0),
             "max_rows": self._options.max_rows,
             "submitted_rows": counters.submitted,
             "completed_rows": counters.completed,
@@ -201,93 +162,65 @@ class Worker:
             "failed_rows": counters.failed,
             "rejected_rows": counters.rejected,
             "prompt_tokens": counters.prompt_tokens,
+            "cached_tokens": counters.cached_tokens,
             "generated_tokens": counters.generated_tokens,
             "prefill_chunks": counters.prefill_chunks,
             "decode_steps": counters.decode_steps,
+            "restarts": counters.restarts,
+            "shares_forwards": batch is not None and batch.lanes.may_pool,
+            "prompt_cache": prompts.stats() if prompts is not None else {},
             "jobs": self._jobs.stats(),
             "memory": dict(
-                zip(("active_bytes", "peak_bytes", "cache_bytes"), self._memory, strict=True)
+                zip(("active_bytes", "peak_bytes", "cache_bytes"), loop.memory, strict=True)
             ),
             "decode_step_ms": round(statistics.median(steps) * 1000, 3) if steps else None,
         }
 
     def take_step_times(self) -> list[float]:
         """Seconds of the newest decode-only steps, oldest first, and forget them (decision D25)."""
-        steps = list(self._step_s)
-        self._step_s.clear()
+        steps = list(self._loop.step_s)
+        self._loop.step_s.clear()
         return steps
 
     # ------------------------------------------------------------------- the engine thread
 
-    def _run(self) -> None:
+    def _run(self, loop: Loop) -> None:
         try:
-            self._live()
+            self._live(loop)
         finally:
-            self._batch = self._embedder = None
+            loop.close()
             mx.clear_streams()  # a thread that ends with streams of its own aborts the process
 
-    def _live(self) -> None:
+    def _live(self, loop: Loop) -> None:
+        """Load, then step until the engine stops or this life is over."""
         try:
-            self._open()
+            facts = loop.open()
         except MlxliteError as error:
-            self._go_down(error)
+            self._go_down(loop, error)
             return
         except BaseException as error:
             log.exception("the model could not be loaded")
-            self._go_down(EngineDown(f"the model could not be loaded: {error}"))
+            self._go_down(loop, EngineDown(f"the model could not be loaded: {error}"))
             return
-        self._state = EngineState.READY
-        self._settled.set()
-        assert self._batch is not None
-        try:
-            while self._take_inbox():
-                self._advance()
-                # Rows wait meanwhile, so a slice beside them is as short as a prompt's chunk is.
-                self._jobs.step(SHARED_CHUNK_BUDGET_S if self._scheduler.rows else CHUNK_BUDGET_S)
-                if not self._scheduler.rows:
-                    self._batch.let_go()
-                self._memory = mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory()
-        except BaseException as error:  # a bug of ours; nobody may wait on a dead thread
-            log.exception("the engine thread failed")
-            self._go_down(EngineDown(f"the engine failed: {error}"))
-            return
-        self._end_all(EngineDown("the server is stopping"), Finish.CANCELLED)
-        self._state = EngineState.STOPPED
-
-    def _open(self) -> None:
-        options = self._options
-        backend = mlx_backend.start(options.kernel_folder)
-        if backend.kind == "cpu" and backend.blas is None:
-            log.info(
-                "no fast BLAS found; for ten times the speed install mlxlite[mkl] or libopenblas0"
-            )
-        loaded = load.load(options.folder, backend, options.dtype, options.dense_folder)
-        batch = Batch(loaded)
-        try:
-            speed = _WARM_UP_TOKENS / batch.warm_up(_WARM_UP_TOKENS)
-        except Exception as error:  # such as a dtype that this backend has no kernel for
-            raise ModelError(f"{options.folder}: the model does not run: {error}") from error
-        self._batch = batch
-        self._embedder = Embedder(loaded)
-        self._scheduler.sizer = ChunkSizer(*backend.chunk_tokens, tokens_per_s=speed)
-        self._facts = ModelFacts(
-            model_type=str(loaded.config["model_type"]),
-            backend=backend.kind,
-            dtype=loaded.dtype,
-            weight_bytes=loaded.weight_bytes,
-            max_context=loaded.max_context,
-            vocab_size=batch.vocab_size,
-        )
-
-    def _go_down(self, error: MlxliteError) -> None:
         with self._lock:
-            self._state = EngineState.DOWN
-            self._error = error
-        self._take_inbox(wait=False)
-        self._end_all(error, Finish.ERROR)
+            if loop.is_abandoned:
+                return
+            self._facts, self._state = facts, EngineState.READY
         self._settled.set()
+        try:
+            while self._take_inbox(loop):
+                self._step_began = time.monotonic()
+                loop.advance()
+                self._step_began = None
+        except BaseException as error:
+            log.exception("the engine failed")
+            self._begin_again(loop, EngineFault(f"the engine failed: {error}"))
+            return
+        if not loop.is_abandoned:
+            loop.end_all(EngineDown("the server is stopping"), Finish.CANCELLED)
+            self._state = EngineState.STOPPED
 
-    def _take_inbox(self, wait: bool = True) -> bool:
+    def _take_inbox(self, loop: Loop, wait: bool = True) -> bool:
         """Take what came in; wait while there is nothing to do. False when the engine stops."""
         with self._lock:
             while wait and not (
@@ -295,170 +228,75 @@ class Worker:
                 or self._inbox
                 or self._cancels
                 or self._resumes
-                or self._scheduler.has_work
+                or loop.is_abandoned
+                or loop.has_work
                 or self._jobs.count
             ):
                 self._lock.wait()
+            if loop.is_abandoned:
+                return False
             arrived, self._inbox = self._inbox, []
             cancels, self._cancels = self._cancels, set()
             resumes, self._resumes = self._resumes, set()
             stopping = self._stopping
         for row in arrived:
-            self._scheduler.submit(row)
-        for row in self._scheduler.rows if cancels or resumes else []:
-            if row.id in resumes:
-                row.is_held = False
-            if row.id in cancels:
-                self._end(row, Finish.CANCELLED, error=Cancelled("the client left"))
+            loop.submit(row)
+        if resumes:
+            loop.resume(resumes)
+        if cancels:
+            loop.give_up(cancels)
         return not stopping
 
-    def _advance(self) -> None:
-        """One step of the plan. Failures end the rows they touched and nothing else."""
-        assert self._batch is not None
-        step = self._scheduler.plan()
-        if step.is_idle:
-            return
-        started = time.perf_counter()
-        if step.prefill is not None:
-            self._prefill(step.prefill, step.prefill_tokens)
-        ready = [row for row in step.decode if row.phase is Phase.DECODE and self._opened(row)]
-        if ready or self._batch.is_busy:
-            try:
-                self._batch.step(ready, self._accept)
-            except Exception as error:
-                log.exception("a decode step failed; its rows end")
-                self._batch.drop_all()
-                for row in step.decode:
-                    self._end(row, Finish.ERROR, error=EngineFault(f"the engine failed: {error}"))
-                return
-            self._counters.decode_steps += 1
-            if self._counters.decode_steps % _CLEAR_EVERY_STEPS == 0:
-                mx.clear_cache()
-            if step.prefill is None:
-                self._step_s.append(time.perf_counter() - started)
-
-    def _prefill(self, row: Row, tokens: int) -> None:
-        assert self._batch is not None
-        started = time.perf_counter()
-        try:
-            logprobs = self._batch.prefill(row, tokens)
-        except Exception as error:
-            log.exception("a prefill failed; its row ends")
-            self._end(row, Finish.ERROR, error=EngineFault(f"the engine failed: {error}"))
-            return
-        self._counters.prefill_chunks += 1
-        # A scored prompt is slow; its speed says nothing about other rows' chunks.
-        seconds = 0.0 if row.spec.prompt_logprobs else time.perf_counter() - started
-        self._scheduler.prefilled(row, tokens, seconds)
-        if logprobs:
-            try:
-                row.is_held = bool(row.sink(Event(logprobs=tuple(logprobs))))
-            except Exception as error:
-                self._row_failed(row, error)
-
-    def _opened(self, row: Row) -> bool:
-        """Prepare a row for its first draw and hear its guide's opening word; once."""
-        if row.is_open:
-            return True
-        assert self._batch is not None
-        try:
-            self._batch.open(row)
-            if row.spec.guide is not None:
-                verdict = row.spec.guide.observe(())
-                self._steer(row, verdict.forced, verdict.mask)
-                if verdict.stop:
-                    self._end(row, Finish.GUIDE)
-        except Exception as error:
-            self._row_failed(row, error)
-        return row.phase is Phase.DECODE
-
-    def _accept(self, row: Row, token: int, logprob: TokenLogprob | None) -> None:
-        """One token of one row reached the host: count it, ask the guide, tell the sink."""
-        if row.first_at is None:
-            row.first_at = time.perf_counter()
-        row.last = token
-        row.read += 1
-        row.accepted += 1
-        if token in row.spec.eos_ids:
-            self._end(row, Finish.EOS)
-            return
-        ids: tuple[int, ...] = (token,)
-        logprobs = () if logprob is None else (logprob,)
-        finish: Finish | None = None
-        try:
-            if row.spec.guide is not None:
-                verdict = row.spec.guide.observe(ids)
-                self._steer(row, verdict.forced, verdict.mask)
-                if verdict.keep == 0:
-                    ids, logprobs = (), ()
-                    row.accepted -= 1
-                finish = Finish.GUIDE if verdict.stop else None
-            # Not `accepted`: a token that the guide dropped has used up its draw all the same.
-            if finish is None and row.read >= row.spec.max_tokens:
-                finish = Finish.LENGTH
-            if finish is None:
-                row.is_held = bool(row.sink(Event(ids, logprobs=logprobs)))
-        except Exception as error:
-            self._row_failed(row, error)
-            return
-        if finish is not None:
-            self._end(row, finish, ids, logprobs=logprobs)
-
-    def _steer(self, row: Row, forced: tuple[int, ...], mask: Any) -> None:
-        if (forced or mask is not None) and not row.is_steered:
-            raise ValueError("the guide steers without having said that it may")
-        assert self._batch is not None
-        vocab_size = self._batch.vocab_size
-        if forced:
-            # An id outside the vocabulary would reach past the embedding, in the shared forward.
-            if not 0 <= min(forced) <= max(forced) < vocab_size:
-                raise ValueError(f"the guide forced an id outside 0..{vocab_size - 1}")
-            row.forced.extend(forced)
-        if mask is not None:
-            row.mask = sample.allowed(mask, vocab_size) if len(mask) else None
-
-    def _row_failed(self, row: Row, error: Exception) -> None:
-        log.error("the guide or sink of row %d failed; the row ends", row.id, exc_info=error)
-        self._end(row, Finish.ERROR, error=EngineFault(f"the request failed: {error}"))
-
-    def _end(
-        self,
-        row: Row,
-        finish: Finish,
-        ids: tuple[int, ...] = (),
-        error: MlxliteError | None = None,
-        logprobs: tuple[TokenLogprob, ...] = (),
-    ) -> None:
-        """End a row once: out of the schedule, counted, its sink told."""
-        if row.phase is Phase.ENDED:
-            return
-        self._scheduler.remove(row)
-        counters = self._counters
-        counters.prompt_tokens += row.fed
-        counters.generated_tokens += row.accepted
-        if finish is Finish.ERROR:
-            counters.failed += 1
-        elif finish is Finish.CANCELLED:
-            counters.cancelled += 1
-        else:
-            counters.completed += 1
+    def _row_ended(self, row: Row) -> None:
         with self._lock:
             self._open_rows -= 1
-        try:
-            row.end(finish, ids, error, logprobs)
-        except Exception:
-            log.exception("the sink of row %d failed at its end", row.id)
 
-    def _end_all(self, error: MlxliteError, finish: Finish) -> None:
-        """Answer every waiter; rows that come in meanwhile too."""
+    def _embedder(self) -> Any:
+        embedder = self._loop.embedder
+        assert embedder is not None, "jobs run once the model is loaded"
+        return embedder
+
+    # -------------------------------------------------------------------- when it goes wrong
+
+    def _watch(self) -> None:
+        """Give up a step that makes no progress: its thread cannot be stopped, only left behind."""
+        while not self._over.wait(min(self._hang_s / 4, 1.0)):
+            began = self._step_began
+            if began is None or time.monotonic() - began < self._hang_s:
+                continue
+            self._step_began = None
+            log.error("a step made no progress for %g s; the engine starts afresh", self._hang_s)
+            self._begin_again(self._loop, EngineFault("the engine made no progress"))
+
+    def _begin_again(self, loop: Loop, error: MlxliteError) -> None:
+        """Answer every row of a life that is over, and begin another one."""
         with self._lock:
+            if loop.is_abandoned:
+                return
+            loop.is_abandoned = True
+            now = time.monotonic()
+            is_often = (
+                len(self._restarted_at) == MOST_RESTARTS
+                and now - self._restarted_at[0] < RESTARTS_WITHIN_S
+            )
+            self._restarted_at.append(now)
+            self._step_began = None
+            goes_on = not (self._stopping or is_often)
+            self._state = EngineState.LOADING if goes_on else EngineState.DOWN
+        if not goes_on:
+            self._go_down(loop, error)
+            return
+        loop.end_all(error, Finish.ERROR)
+        self._counters.restarts += 1
+        self._loop, self._thread = self._new_life()
+        self._thread.start()
+
+    def _go_down(self, loop: Loop, error: MlxliteError) -> None:
+        with self._lock:
+            self._state = EngineState.DOWN
+            self._error = error
             arrived, self._inbox = self._inbox, []
         for row in arrived:
-            self._scheduler.submit(row)
-        for row in self._scheduler.rows:
-            self._end(row, finish, error=error)
-        self._jobs.end_all(error)
-
-    def _ready_embedder(self) -> Embedder:
-        assert self._embedder is not None
-        return self._embedder
+            loop.submit(row)
+        loop.end_all(error, Finish.ERROR)
+        self._settled.set()

@@ -1,0 +1,362 @@
+"""The loop: what happens on the engine thread, one step after the other.
+
+Everything that touches an array is below this file. A failure ends as little as it can: in a row's
+guide or sink that row, in a prefill the row it served, in the shared step the rows of that step
+(D19). Only what fails twice in a row is passed on, to whoever can start afresh (`worker`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxlite.engine import backend as mlx_backend  # before anything that imports mlx
+from mlxlite.engine import load, sample
+from mlxlite.engine.batch import Batch
+from mlxlite.engine.embed import Embedder
+from mlxlite.engine.jobs import Jobs
+from mlxlite.engine.judge import judge
+from mlxlite.engine.memory import Budget
+from mlxlite.engine.reuse import PromptCache
+from mlxlite.engine.row import Phase, Row
+from mlxlite.engine.scheduler import (
+    CHUNK_BUDGET_S,
+    SHARED_CHUNK_BUDGET_S,
+    ChunkSizer,
+    Scheduler,
+)
+from mlxlite.errors import Cancelled, EngineFault, MlxliteError, ModelError
+from mlxlite.kvplan import KVPlan
+from mlxlite.types import Event, Finish, ModelFacts, TokenLogprob
+
+import mlx.core as mx  # isort: skip  (after the backend chose its BLAS)
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = 8  # long enough to show the speed of a prefill, short enough for a quick start
+_CLEAR_EVERY_STEPS = 256  # decode steps between two clearings of MLX's buffer cache
+_MOST_FAILED_STEPS = 2  # in a row; then whatever is wrong is not the rows' (D19)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """folder: the model. dense_folder: see `load.load`. kernel_folder: compiled kernels are kept
+    there.
+
+    max_rows: rows that run at once. max_waiting: rows that may wait for that. prompt_cache_bytes:
+    of kept prefixes; 0 keeps none. kv_plan: of one row, by the dtype that the model runs in.
+    usable_bytes: of memory, weights included. Without one of the last two, memory is not looked at.
+    """
+
+    folder: Path
+    dense_folder: Path
+    kernel_folder: Path
+    dtype: str = "auto"
+    max_rows: int = 8
+    max_waiting: int = 64
+    prompt_cache_bytes: int = 0
+    kv_plan: Callable[[str], KVPlan] | None = None
+    usable_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    submitted: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    rejected: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    decode_steps: int = 0
+    prefill_chunks: int = 0
+    restarts: int = 0
+
+
+class Loop:
+    """One life of the engine: a model, its rows, what it remembers. `ended` is told each row's end
+    before the row's sink is."""
+
+    def __init__(
+        self, options: WorkerOptions, counters: Counters, jobs: Jobs, ended: Callable[[Row], None]
+    ) -> None:
+        self._options = options
+        self._counters = counters
+        self._jobs = jobs
+        self._ended = ended
+        self._failed_steps = 0
+        self._checks = os.environ.get("MLXLITE_CHECK") == "1"
+        self.is_abandoned = False  # set by the watchdog: its rows are answered, it must stop
+        self.memory = (0, 0, 0)  # bytes active, peak, cached by MLX
+        self.step_s: deque[float] = deque(maxlen=512)  # durations of steps that only decoded
+        self.scheduler = Scheduler(options.max_rows, ChunkSizer(1, 1))
+        self.batch: Batch | None = None
+        self.embedder: Embedder | None = None
+        self.prompts: PromptCache | None = None
+
+    # --------------------------------------------------------------------------- open, close
+
+    def open(self) -> ModelFacts:
+        """Load the model and run it once. Raises ModelError, BackendMissing."""
+        options = self._options
+        backend = mlx_backend.start(options.kernel_folder)
+        if backend.kind == "cpu" and backend.blas is None:
+            log.info(
+                "no fast BLAS found; for ten times the speed install mlxlite[mkl] or libopenblas0"
+            )
+        loaded = load.load(options.folder, backend, options.dtype, options.dense_folder)
+        batch = Batch(loaded)
+        try:
+            speed = _WARM_UP_TOKENS / batch.warm_up(_WARM_UP_TOKENS)
+        except Exception as error:  # such as a dtype that this backend has no kernel for
+            raise ModelError(f"{options.folder}: the model does not run: {error}") from error
+        self.batch = batch
+        self.embedder = Embedder(loaded)
+        self.prompts = PromptCache(batch.lanes, options.prompt_cache_bytes)
+        self.scheduler.sizer = ChunkSizer(*backend.chunk_tokens, tokens_per_s=speed)
+        if options.kv_plan is not None and options.usable_bytes is not None:
+            self._budget(options.kv_plan(loaded.dtype), options.usable_bytes - loaded.weight_bytes)
+        vocab_size = batch.vocab_size
+        self._jobs.add_first(lambda: judge(loaded.model, batch.lanes, loaded.dtype, vocab_size))
+        return ModelFacts(
+            model_type=str(loaded.config["model_type"]),
+            backend=backend.kind,
+            dtype=loaded.dtype,
+            weight_bytes=loaded.weight_bytes,
+            max_context=loaded.max_context,
+            vocab_size=vocab_size,
+        )
+
+    def _budget(self, plan: KVPlan, room_bytes: int) -> None:
+        assert self.prompts is not None
+        tree = self.prompts.tree
+        budget = Budget(plan, room_bytes, lambda: tree.nbytes, tree.evict)
+        self.scheduler.has_room = budget.admits
+
+    def close(self) -> None:
+        """Let go of every array."""
+        if self.prompts is not None:
+            self.prompts.tree.clear()
+        self.batch = self.embedder = self.prompts = None
+        self.scheduler.has_room = lambda row, running: True
+
+    # ------------------------------------------------------------------------- what comes in
+
+    def submit(self, row: Row) -> None:
+        self.scheduler.submit(row)
+
+    def give_up(self, ids: set[int]) -> None:
+        for row in self.scheduler.rows:
+            if row.id in ids:
+                self.end(row, Finish.CANCELLED, error=Cancelled("the client left"))
+
+    def resume(self, ids: set[int]) -> None:
+        for row in self.scheduler.live:
+            if row.id in ids:
+                row.is_held = False
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    # ------------------------------------------------------------------------------ one step
+
+    def advance(self) -> None:
+        """One step of the plan, and a slice of a job. Raises what fails twice in a row."""
+        assert self.batch is not None and self.prompts is not None
+        for row in self.scheduler.admit():
+            try:
+                self.prompts.begin(row, self.scheduler.live)
+            except Exception as error:
+                self._row_failed(row, error)
+        step = self.scheduler.plan()
+        if not step.is_idle:
+            self._step(step.prefill, step.prefill_tokens, list(step.decode))
+        if self.is_abandoned:  # it hung, and another life has begun
+            return
+        # Rows wait meanwhile, so a slice beside them is as short as a prompt's chunk is.
+        self._jobs.step(SHARED_CHUNK_BUDGET_S if self.scheduler.rows else CHUNK_BUDGET_S)
+        if not self.scheduler.rows:
+            self.batch.let_go()
+        if self._checks:
+            self.check()
+        self.memory = mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory()
+
+    def _step(self, prefill: Row | None, tokens: int, decode: list[Row]) -> None:
+        assert self.batch is not None
+        started = time.perf_counter()
+        if prefill is not None:
+            self._prefill(prefill, tokens)
+            if prefill.phase is Phase.DECODE and not prefill.is_held:
+                decode.append(prefill)  # its first token does not wait for a step
+        ready = [row for row in decode if row.phase is Phase.DECODE and self._opened(row)]
+        if not ready and not self.batch.is_busy:
+            return
+        try:
+            self.batch.step(ready, self._accept)
+        except Exception as error:
+            log.exception("a decode step failed; its rows end")
+            lost = {*ready, *self.batch.lanes.rows}
+            self.batch.drop_all()
+            for row in lost:
+                self.end(row, Finish.ERROR, error=EngineFault(f"the engine failed: {error}"))
+            self._failed_steps += 1
+            if self._failed_steps >= _MOST_FAILED_STEPS:
+                raise
+            return
+        self._failed_steps = 0
+        self._counters.decode_steps += 1
+        if self._counters.decode_steps % _CLEAR_EVERY_STEPS == 0:
+            mx.clear_cache()
+        if prefill is None:
+            self.step_s.append(time.perf_counter() - started)
+
+    def _prefill(self, row: Row, tokens: int) -> None:
+        assert self.batch is not None and self.prompts is not None
+        started = time.perf_counter()
+        try:
+            logprobs = self.batch.prefill(row, tokens)
+        except Exception as error:
+            log.exception("a prefill failed; its row ends")
+            self.end(row, Finish.ERROR, error=EngineFault(f"the engine failed: {error}"))
+            return
+        self._counters.prefill_chunks += 1
+        # A scored prompt is slow; its speed says nothing about other rows' chunks.
+        seconds = 0.0 if row.spec.prompt_logprobs else time.perf_counter() - started
+        self.scheduler.prefilled(row, tokens, seconds)
+        self.prompts.passed(row, self.scheduler.live)
+        if logprobs:
+            try:
+                row.is_held = bool(row.sink(Event(logprobs=tuple(logprobs))))
+            except Exception as error:
+                self._row_failed(row, error)
+
+    def _opened(self, row: Row) -> bool:
+        """Prepare a row for its first draw and hear its guide's opening word; once."""
+        if row.is_open:
+            return True
+        assert self.batch is not None
+        try:
+            self.batch.open(row)
+            if row.spec.guide is not None:
+                verdict = row.spec.guide.observe(())
+                self._steer(row, verdict.forced, verdict.mask)
+                if verdict.stop:
+                    self.end(row, Finish.GUIDE)
+        except Exception as error:
+            self._row_failed(row, error)
+        return row.phase is Phase.DECODE
+
+    def _accept(self, row: Row, token: int, logprob: TokenLogprob | None) -> None:
+        """One token of one row reached the host: count it, ask the guide, tell the sink."""
+        if row.first_at is None:
+            row.first_at = time.perf_counter()
+        row.ids.append(token)
+        row.accepted += 1
+        if token in row.spec.eos_ids:
+            self.end(row, Finish.EOS)
+            return
+        ids: tuple[int, ...] = (token,)
+        logprobs = () if logprob is None else (logprob,)
+        finish: Finish | None = None
+        try:
+            if row.spec.guide is not None:
+                verdict = row.spec.guide.observe(ids)
+                self._steer(row, verdict.forced, verdict.mask)
+                if verdict.keep == 0:
+                    ids, logprobs = (), ()
+                    row.accepted -= 1
+                finish = Finish.GUIDE if verdict.stop else None
+            # Not `accepted`: a token that the guide dropped has used up its draw all the same.
+            if finish is None and len(row.ids) >= row.spec.max_tokens:
+                finish = Finish.LENGTH
+            if finish is None:
+                row.is_held = bool(row.sink(Event(ids, logprobs=logprobs)))
+        except Exception as error:
+            self._row_failed(row, error)
+            return
+        if finish is not None:
+            self.end(row, finish, ids, logprobs=logprobs)
+
+    def _steer(self, row: Row, forced: tuple[int, ...], mask: Any) -> None:
+        if (forced or mask is not None) and not row.is_steered:
+            raise ValueError("the guide steers without having said that it may")
+        assert self.batch is not None
+        vocab_size = self.batch.vocab_size
+        if forced:
+            # An id outside the vocabulary would reach past the embedding, in the shared forward.
+            if not 0 <= min(forced) <= max(forced) < vocab_size:
+                raise ValueError(f"the guide forced an id outside 0..{vocab_size - 1}")
+            row.forced.extend(forced)
+        if mask is not None:
+            row.mask = sample.allowed(mask, vocab_size) if len(mask) else None
+
+    # ----------------------------------------------------------------------------------- ends
+
+    def _row_failed(self, row: Row, error: Exception) -> None:
+        log.error("the guide or sink of row %d failed; the row ends", row.id, exc_info=error)
+        self.end(row, Finish.ERROR, error=EngineFault(f"the request failed: {error}"))
+
+    def end(
+        self,
+        row: Row,
+        finish: Finish,
+        ids: tuple[int, ...] = (),
+        error: MlxliteError | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> None:
+        """End a row once: out of the schedule, what it computed kept, counted, its sink told."""
+        if row.phase is Phase.ENDED:
+            return
+        self.scheduler.remove(row)
+        if self.prompts is not None:
+            try:
+                self.prompts.ended(row, self.scheduler.live, keeps=finish is not Finish.ERROR)
+            except Exception:
+                log.exception("what row %d computed is lost", row.id)
+        counters = self._counters
+        counters.prompt_tokens += row.fed
+        counters.cached_tokens += row.cached
+        counters.generated_tokens += row.accepted
+        if finish is Finish.ERROR:
+            counters.failed += 1
+        elif finish is Finish.CANCELLED:
+            counters.cancelled += 1
+        else:
+            counters.completed += 1
+        self._ended(row)
+        try:
+            row.end(finish, ids, error, logprobs)
+        except Exception:
+            log.exception("the sink of row %d failed at its end", row.id)
+
+    def end_all(self, error: MlxliteError, finish: Finish) -> None:
+        """Answer every waiter."""
+        prompts, self.prompts = self.prompts, None  # nothing is worth keeping now
+        for row in self.scheduler.rows:
+            self.end(row, finish, error=error)
+        self.prompts = prompts
+        self._jobs.end_all(error)
+
+    def check(self) -> None:
+        """Verify what must always hold (`MLXLITE_CHECK=1`). Raises AssertionError."""
+        assert self.batch is not None and self.prompts is not None
+        live = set(self.scheduler.live)
+        placed = self.batch.lanes.rows
+        assert len(placed) == len(set(placed)), "a row has two places"
+        for row in placed:
+            assert row in live or row.phase is Phase.ENDED, "a row is left behind"
+        for row in live:
+            assert row.phase is not Phase.ENDED, "an ended row is live"
+            pooled = self.batch.lanes.pool_of(row) is not None
+            assert not (pooled and row.cache is not None), "a row has two caches"
+            assert row.waits_for is None or row.waits_for in live, "it waits for nobody"
+        if not live:
+            assert not placed and not self.batch.is_busy, "something runs for nobody"

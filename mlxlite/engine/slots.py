@@ -1,0 +1,344 @@
+"""Slots: the caches of several rows in one set of buffers, so that one forward serves them all.
+
+A model's own cache holds one sequence. Here each layer's buffer has a slot a row, (R, H, S, D), and
+the rows of a forward are always slots 0..B-1, one new token each. A row's position is a number of
+its own, so rows of any length stand side by side: no padding, and a row joins or leaves at the cost
+of its own tokens alone (engine-notes sections 1 to 4).
+
+    KVCache          -> Full    a column a position
+    RotatingKVCache  -> Ring    position p in column p mod window
+    ArraysCache      -> States  whole arrays, a row each
+    CacheList        -> Several
+
+Anything else has no slots, and its rows run alone. Prompts are run in the model's own caches,
+before their rows come here. MLX does not check the bounds of such writes: `Plan` does.
+
+Letters: R slots, B rows of a forward, H heads, S columns, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxlite.engine.load import bare_package
+
+bare_package()  # or mlx-lm's own package would import transformers
+from mlx_lm.models.cache import (  # noqa: E402
+    ArraysCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+)
+
+SLAB = 256  # columns that a buffer grows by, at least; an eighth of its width if that is more
+
+
+class Plan:
+    """One forward, as all layers see it: which slots, at which positions, how many columns.
+
+    Slots low..high-1 each run one token at `positions`, which are host numbers. columns: what
+    attention looks at.
+    """
+
+    def __init__(self) -> None:
+        self.low = 0
+        self.high = 0
+        self.columns = 0
+        self.offsets = mx.zeros((0,), dtype=mx.int32)
+        self._masks: dict[tuple[int, int | None, int | None], mx.array] = {}
+
+    def set(self, low: int, positions: Sequence[int], columns: int) -> None:
+        if not positions or min(positions) < 0 or max(positions) >= columns:
+            raise IndexError(f"positions {list(positions)} do not fit {columns} columns")
+        self.low, self.high = low, low + len(positions)
+        self.columns = columns
+        self.offsets = mx.array(list(positions), dtype=mx.int32)
+        self._masks.clear()
+
+    def mask(self, columns: int, window: int | None, turn: int | None) -> mx.array:
+        """Which columns each row sees, bool (B, 1, 1, columns).
+
+        window: only so many of the newest positions. turn: the columns are a ring of so many.
+        """
+        key = columns, window, turn
+        if key not in self._masks:
+            age = self.offsets[:, None] - mx.arange(columns, dtype=mx.int32)[None]
+            if turn is not None:
+                age = mx.remainder(age, turn)  # of a sign with the divisor: never negative
+            seen = (age >= 0) & (age <= self.offsets[:, None])
+            if window is not None:
+                seen = seen & (age < window)
+            self._masks[key] = seen[:, None, None, :]
+        return self._masks[key]
+
+
+class Full:
+    """Attention over all positions. Takes a KVCache's place in a model's forward."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+
+    # ------------------------------------------------------------------------ for the model
+
+    @property
+    def offset(self) -> mx.array:
+        return self.plan.offsets
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write one position a row; keys and values (B, H, 1, D). Returns what to attend to."""
+        assert self.keys is not None and self.values is not None
+        plan = self.plan
+        if keys.shape[2] != 1 or keys.shape[0] != plan.high - plan.low:
+            raise ValueError(f"slots take one token of each row, not {keys.shape}")
+        slots = mx.arange(plan.low, plan.high)
+        column = self._column()
+        self.keys[slots, :, column] = keys[:, :, 0]
+        self.values[slots, :, column] = values[:, :, 0]
+        wide = min(plan.columns, self.keys.shape[2])
+        view = (slice(plan.low, plan.high), slice(None), slice(0, wide))
+        return self.keys[view], self.values[view]
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array:
+        assert self.keys is not None
+        return self.plan.mask(min(self.plan.columns, self.keys.shape[2]), window_size, None)
+
+    def _column(self) -> mx.array:
+        return self.plan.offsets
+
+    # ------------------------------------------------------------------------ for the pool
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [] if self.keys is None or self.values is None else [self.keys, self.values]
+
+    def resize(self, slots: int, columns: int) -> None:
+        """Buffers of so many slots and columns; what fits of the old ones is kept."""
+        if self.keys is None or self.values is None:
+            return
+        self.keys = _resized(self.keys, slots, self._columns(columns))
+        mx.eval(self.keys)  # one at a time, so that the old and the new one are not all there
+        self.values = _resized(self.values, slots, self._columns(columns))
+        mx.eval(self.values)
+
+    def load(self, slot: int, cache: Any, slots: int, columns: int) -> None:
+        """Copy a row's own cache into its slot. slots, columns: of the pool, for the first one."""
+        keys, values = self._read(cache)
+        if self.keys is None or self.values is None:
+            _, heads, _, size = keys.shape
+            columns = self._columns(columns)
+            self.keys = mx.zeros((slots, heads, columns, size), dtype=keys.dtype)
+            self.values = mx.zeros((slots, heads, columns, values.shape[3]), dtype=values.dtype)
+        self.keys[slot : slot + 1, :, : keys.shape[2]] = keys
+        self.values[slot : slot + 1, :, : values.shape[2]] = values
+
+    def extract(self, slot: int, count: int) -> Any:
+        """A cache of the row's own, of its first `count` positions."""
+        assert self.keys is not None and self.values is not None
+        cache = KVCache()
+        cache.state = (
+            mx.contiguous(self.keys[slot : slot + 1, :, :count]),
+            mx.contiguous(self.values[slot : slot + 1, :, :count]),
+            count,
+        )
+        return cache
+
+    def move(self, source: int, target: int, count: int) -> None:
+        """Copy a slot over another: out, evaluated, and in. Copied within the buffer at once, the
+        whole buffer would be copied (engine-notes section 4)."""
+        assert self.keys is not None and self.values is not None
+        wide = min(count, self.keys.shape[2])
+        out = [mx.contiguous(each[source : source + 1, :, :wide]) for each in self.arrays]
+        mx.eval(out)
+        self.keys[target : target + 1, :, :wide] = out[0]
+        self.values[target : target + 1, :, :wide] = out[1]
+
+    def drop(self, slot: int) -> None:
+        """A slot past the last row needs no emptying: whoever comes writes before it reads."""
+
+    def _columns(self, columns: int) -> int:
+        return columns
+
+    def _read(self, cache: Any) -> tuple[mx.array, mx.array]:
+        """Keys and values (1, H, n, D) of a row's own cache, in the columns they have here."""
+        keys, values = cache.keys_and_values()
+        return keys, values
+
+
+class Ring(Full):
+    """Attention over the newest `window` positions. Takes a RotatingKVCache's place."""
+
+    def __init__(self, plan: Plan, window: int) -> None:
+        super().__init__(plan)
+        self.window = window
+
+    @property
+    def max_size(self) -> int:
+        return self.window
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array:
+        assert self.keys is not None
+        wide = min(self.plan.columns, self.keys.shape[2])
+        return self.plan.mask(wide, min(window_size or self.window, self.window), self.window)
+
+    def _column(self) -> mx.array:
+        return mx.remainder(self.plan.offsets, self.window)
+
+    def _columns(self, columns: int) -> int:
+        return min(columns, self.window)
+
+    def extract(self, slot: int, count: int) -> Any:
+        assert self.keys is not None and self.values is not None
+        held = min(count, self.window)
+        start = count % self.window if count > self.window else 0  # column of the oldest
+        parts = []
+        for buffer in self.arrays:
+            mine = buffer[slot : slot + 1, :, :held]
+            if start:
+                mine = mx.concatenate([mine[:, :, start:], mine[:, :, :start]], axis=2)
+            parts.append(mx.contiguous(mine))
+        cache = RotatingKVCache(max_size=self.window)
+        cache.state = (parts[0], parts[1], count, 0, self.window, held)
+        return cache
+
+    def move(self, source: int, target: int, count: int) -> None:
+        super().move(source, target, min(count, self.window))
+
+    def _read(self, cache: Any) -> tuple[mx.array, mx.array]:
+        count = cache.offset
+        held = min(count, self.window)
+        start = count % self.window if count > self.window else 0
+        found = []
+        for buffer in (cache.keys, cache.values):
+            ordered = cache._temporal_order(buffer)[:, :, -held:]
+            if start:
+                ordered = mx.concatenate([ordered[:, :, -start:], ordered[:, :, :-start]], axis=2)
+            found.append(ordered)
+        return found[0], found[1]
+
+
+class States(ArraysCache):  # type: ignore[misc]  # mlx-lm is untyped; some models ask for its class
+    """States of fixed size, such as recurrent ones. Takes an ArraysCache's place.
+
+    The model replaces the arrays whole, so there is never a slot without a row.
+    """
+
+    cache: list[mx.array | None]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [array for array in self.cache if array is not None]
+
+    def advance(self, N: int) -> None:
+        """Rows all run one token, and none is padded."""
+
+    def make_mask(self, N: int) -> None:
+        return None
+
+    def resize(self, slots: int, columns: int) -> None:
+        """It always has as many as there are rows."""
+
+    def load(self, slot: int, cache: Any, slots: int, columns: int) -> None:
+        for index, theirs in enumerate(cache.cache):
+            mine = self.cache[index]
+            if mine is None:
+                self.cache[index] = theirs
+            else:
+                assert slot == mine.shape[0], "rows join at the end"
+                self.cache[index] = mx.concatenate([mine, theirs], axis=0)
+
+    def extract(self, slot: int, count: int) -> Any:
+        cache = ArraysCache(len(self.cache))
+        cache.cache = [
+            None if mine is None else mx.contiguous(mine[slot : slot + 1]) for mine in self.cache
+        ]
+        return cache
+
+    def move(self, source: int, target: int, count: int) -> None:
+        for index, mine in enumerate(self.cache):
+            if mine is not None:
+                order = list(range(mine.shape[0]))
+                order[target] = source
+                self.cache[index] = mine[mx.array(order)]
+
+    def drop(self, slot: int) -> None:
+        self.cache = [None if mine is None else mine[:slot] for mine in self.cache]
+        if slot == 0:
+            self.cache = [None] * len(self.cache)
+
+
+class Several(CacheList):  # type: ignore[misc]  # untyped
+    """Several kinds in one layer. Takes a CacheList's place."""
+
+    caches: tuple[Any, ...]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [array for each in self.caches for array in each.arrays]
+
+    def resize(self, slots: int, columns: int) -> None:
+        for each in self.caches:
+            each.resize(slots, columns)
+
+    def load(self, slot: int, cache: Any, slots: int, columns: int) -> None:
+        for mine, theirs in zip(self.caches, cache.caches, strict=True):
+            mine.load(slot, theirs, slots, columns)
+
+    def extract(self, slot: int, count: int) -> Any:
+        return CacheList(*(each.extract(slot, count) for each in self.caches))
+
+    def move(self, source: int, target: int, count: int) -> None:
+        for each in self.caches:
+            each.move(source, target, count)
+
+    def drop(self, slot: int) -> None:
+        for each in self.caches:
+            each.drop(slot)
+
+
+def leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    """The caches themselves, lists of several kinds in one layer taken apart."""
+    for cache in caches:
+        if hasattr(cache, "caches"):
+            yield from leaves(cache.caches)
+        else:
+            yield cache
+
+
+def is_cuttable(leaf: Any) -> bool:
+    """Whether a cache's state at any earlier position is a part of its state now."""
+    return type(leaf) in (KVCache, Full)
+
+
+def slots_for(cache: Any, plan: Plan) -> Any:
+    """Slots that take the place of a cache in the model, or None: by its exact class, since a class
+    derived from a known one may keep its positions in another way."""
+    kind = type(cache)
+    if kind is KVCache:
+        return Full(plan)
+    if kind is RotatingKVCache and cache.keep == 0:
+        return Ring(plan, cache.max_size)
+    if kind is ArraysCache and cache.left_padding is None:
+        return States(len(cache.cache))
+    if kind is CacheList:
+        parts = [slots_for(each, plan) for each in cache.caches]
+        return None if None in parts else Several(*parts)
+    return None
+
+
+def _resized(buffer: mx.array, slots: int, columns: int) -> mx.array:
+    rows, heads, wide, size = buffer.shape
+    if (rows, wide) == (slots, columns):
+        return buffer
+    new = mx.zeros((slots, heads, columns, size), dtype=buffer.dtype)
+    keep = min(rows, slots), min(wide, columns)
+    new[: keep[0], :, : keep[1]] = buffer[: keep[0], :, : keep[1]]
+    return new
