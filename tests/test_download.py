@@ -34,7 +34,7 @@ class Index(ThreadingHTTPServer):
     """A package index of one wheel. `breaks` says how its coming full answers break half way:
     "reset", "end" (the connection just closes), or not. `ranges` are the Range fields asked for."""
 
-    daemon_threads = True
+    daemon_threads = False  # the end waits for them, so that no socket is left open
 
     def __init__(self, wheel: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
