@@ -200,41 +200,64 @@ def test_only_a_resume_ends_a_hold(engine: Worker) -> None:
 # ------------------------------------------------------------------------------------ what it costs
 
 
+class Watch:
+    """Counts the plans of an engine that should have nothing to do."""
+
+    def __init__(self, engine: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._engine = engine
+        self._plans = 0
+        self._plan = engine._loop.scheduler.plan
+        monkeypatch.setattr(engine._loop.scheduler, "plan", self._counted)
+
+    def _counted(self) -> Any:
+        self._plans += 1
+        return self._plan()
+
+    def work(self) -> tuple[int, int]:
+        return self._engine.stats()["decode_steps"], self._plans
+
+    def is_at_rest(self) -> bool:
+        """Whether, a few steps from now at most, it makes no step, no plan and takes no processor
+        time."""
+        window = threading.Event()
+        for _ in range(20):
+            before, cpu_s = self.work(), cpu_seconds(self._engine)
+            window.wait(0.05)  # a window to measure in; nothing is waited for
+            if self.work() == before:
+                return cpu_seconds(self._engine) - cpu_s < 0.01
+        return False
+
+
 def test_an_engine_whose_rows_are_all_held_rests(
     engine: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No step, no plan, no processor time: it waits to be told."""
-    plans = 0
-    plan = engine._loop.scheduler.plan
-
-    def counted() -> Any:
-        nonlocal plans
-        plans += 1
-        return plan()
-
-    monkeypatch.setattr(engine._loop.scheduler, "plan", counted)
+    watch = Watch(engine, monkeypatch)
     rows = [begin(engine, (3,)), begin(engine, (5,), OTHER)]
     for row in rows:
         row.wait()
-
-    def work() -> tuple[int, int]:
-        return engine.stats()["decode_steps"], plans
-
-    window = threading.Event()
-    deadline_s = time.monotonic() + PATIENCE_S
-    before = work()
-    while True:
-        cpu_s = cpu_seconds(engine)
-        window.wait(0.05)  # a window to measure in; nothing is waited for
-        if work() == before:
-            break
-        assert time.monotonic() < deadline_s, "it never rests"
-        before = work()
-    assert cpu_seconds(engine) - cpu_s < 0.01
+    is_at_rest = watch.is_at_rest()
     assert engine.stats()["active_rows"] == 2
     for row in rows:
         row.go_on(engine)
     assert [row.finish for row in rows] == [Finish.LENGTH] * 2
+    assert is_at_rest
+
+
+def test_waiting_for_the_memory_of_a_held_row_is_rest_too(
+    engine: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits until the held row goes on or ends, and takes no processor time for it."""
+    scheduler = engine._loop.scheduler
+    monkeypatch.setattr(scheduler, "has_room", lambda row, running: not list(running))
+    watch = Watch(engine, monkeypatch)
+    row = begin(engine, (3,))
+    row.wait()
+    waiting = begin(engine, (), OTHER)
+    is_at_rest = watch.is_at_rest()
+    assert waiting.events == []
+    row.go_on(engine)
+    assert row.finish is waiting.finish is Finish.LENGTH
+    assert is_at_rest
 
 
 def cpu_seconds(engine: Worker) -> float:
