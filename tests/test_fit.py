@@ -259,6 +259,31 @@ def test_a_budget_without_room_is_refused() -> None:
 # ---------------------------------------------------------------------------- a CPU's prefill
 
 
+@pytest.mark.parametrize(
+    ("config", "widths", "heads"),
+    [
+        ({"intermediate_size": 100}, 14 * 64 + 6 * 100, 4),
+        ({"intermediate_size": [80, 300, 100]}, 14 * 64 + 6 * 300, 4),  # gemma3n's is by layer
+        ({}, 14 * 64 + 6 * 256, 4),
+        (
+            {"intermediate_size": 50, "moe_intermediate_size": 40, "num_experts_per_tok": 3},
+            14 * 64 + 6 * 120,
+            4,
+        ),
+        (
+            {"model_type": "mamba", "intermediate_size": 8} | {"state_size": 2, "conv_kernel": 4},
+            14 * 64 + 6 * 8,
+            0,
+        ),
+    ],
+    ids=["dense", "by layer", "unstated", "experts", "no attention"],
+)
+def test_widths(config: dict[str, Any], widths: int, heads: int) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4}
+    found = fit.at_most({"model_type": "llama", **sizes, **config}, 1, fit.machine("cpu"))
+    assert (found.widths, found.heads) == (widths, heads)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",

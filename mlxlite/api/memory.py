@@ -34,6 +34,7 @@ async def show(service: Service, request: Request) -> Response:
         found = dataclasses.replace(found, weights=counted)
     context = _context(request.query.get("context"), found.max_context)
     shown = report(found, context)
+    sku_context = min(SKU_CONTEXT, found.max_context)
     return json_response(
         {
             "model": name,
@@ -41,8 +42,8 @@ async def show(service: Service, request: Request) -> Response:
             "context_tokens": context,
             "report": shown,
             "measured_decode_tps": _measured_tps(service) if is_served else None,
-            "sku_matrix_ctx": SKU_CONTEXT,
-            "sku_matrix": sku_rows(on_a_mac, SKU_CONTEXT),
+            "sku_matrix_ctx": sku_context,
+            "sku_matrix": sku_rows(on_a_mac, sku_context),
         }
     )
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from mlxlite.errors import ModelError
 from mlxlite.kvplan import KVPlan
-from mlxlite.models.kv_config import Sizes
+from mlxlite.models.kv_config import NAMES, Sizes
 from mlxlite.models.kv_layout import kv_plan, resolve
 from mlxlite.models.safetensors_file import TensorSpec, check_safetensors
 
@@ -56,6 +56,14 @@ _GPU_CHUNK_BYTES, _GPU_CHUNK = 550_000, 2048
 # qwen3_moe models of 512 to 1024 wide took at 1k to 8k tokens: 53 to 91 kB a token, and 1.06 to
 # 1.14 times the scores (mlx 0.32.4, float32).
 _CPU_WIDTHS, _CPU_INNER_WIDTHS, _CPU_SCORES, _CPU_CHUNK = 14, 6, 1.25, 512
+_INNER_WIDTHS = (
+    "intermediate_size",
+    "n_inner",
+    "ff_intermediate_size",
+    "mlp_hidden_size",
+    "block_ff_dim",
+    "ffn_hidden_size",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +355,8 @@ def _fit(
     config: dict[str, Any], counted: Weights, machine: Machine, budget_gb: float | None
 ) -> Fit:
     sizes = Sizes(config, resolve(config))
-    inner = max(sizes.count("intermediate_size", 0), _read_experts_width(sizes))
+    hidden = _widest(sizes, *NAMES["hidden"])
+    inner = max(_widest(sizes, *_INNER_WIDTHS) or 4 * hidden, _read_experts_width(sizes))
     plan = kv_plan(config, _SIZES[counted.dtype])
     attends = plan.per_token_bytes > 0 or plan.windows
     return Fit(
@@ -357,8 +366,8 @@ def _fit(
         max_context=context_length(config),
         budget_bytes=None if budget_gb is None else int(budget_gb * 1e9),
         read_share=_read_share(config),
-        widths=_CPU_WIDTHS * sizes.count("hidden", 0) + _CPU_INNER_WIDTHS * inner,
-        heads=sizes.count("heads", 0) if attends else 0,
+        widths=_CPU_WIDTHS * hidden + _CPU_INNER_WIDTHS * inner,
+        heads=_widest(sizes, *NAMES["heads"], "num_query_heads") if attends else 0,
     )
 
 
@@ -405,10 +414,16 @@ def _read_share(config: Mapping[str, Any]) -> float:
     return chosen / count if count else 1.0
 
 
+def _widest(sizes: Sizes, *names: str) -> int:
+    """The largest of some sizes, any of which may differ by layer; 0 if there is none."""
+    found = [sizes.get(name) for name in names]
+    flat = [item for value in found for item in (value if isinstance(value, list) else [value])]
+    return max((item for item in flat if type(item) is int), default=0)
+
+
 def _read_experts_width(sizes: Sizes) -> int:
     chosen = sizes.get("num_experts_per_tok")
-    width = sizes.get("moe_intermediate_size")
-    return chosen * width if type(chosen) is int and type(width) is int else 0
+    return chosen * _widest(sizes, "moe_intermediate_size") if type(chosen) is int else 0
 
 
 def require_room(fit: Fit, name: str) -> None:
