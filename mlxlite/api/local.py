@@ -127,6 +127,8 @@ async def stats(service: Service, request: Request) -> Response:
             },
             "batch": service.engine.stats(),
             "http": service.http_stats(),
+            "sessions": {"open": len(service.sessions)},
+            "leases": {"held": service.leases.held},  # this answer's own among them
             "response_store": await service.stored(service.responses.statistics()),
         }
     )
