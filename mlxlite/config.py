@@ -85,6 +85,15 @@ class Settings:
         high=100_000,
         metavar="GB",
     )
+    prompt_cache: float = _knob(
+        8,
+        "memory for kept prompt prefixes, in GiB; 0 keeps none",
+        env="MLXLITE_PROMPT_CACHE",
+        parse=float,
+        low=0,
+        high=100_000,
+        metavar="GIB",
+    )
     queue: int = _knob(
         64,
         "requests that may wait for a row; one more is answered 429",

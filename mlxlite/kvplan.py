@@ -98,3 +98,17 @@ class KVPlan:
             fed = min(tokens, width - 1 + max(chunk, 1))
             total += per_token_bytes * max(fed, min(tokens + step - 1, width))
         return total
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What memory allows a model on this machine.
+
+    usable_bytes: for everything. plan: of one row. room_bytes: for all rows and kept prefixes
+    together. max_context: tokens of the longest row that fits.
+    """
+
+    usable_bytes: int
+    plan: KVPlan
+    room_bytes: int
+    max_context: int

@@ -7,6 +7,8 @@ of the program imported, while the weights are read. So keep the imports of this
 
 from __future__ import annotations
 
+import functools
+import logging
 import socket
 from hashlib import sha256
 from pathlib import Path
@@ -14,11 +16,16 @@ from typing import TYPE_CHECKING
 
 from mlxlite.config import Settings
 from mlxlite.http.listen import bind, bind_unix
+from mlxlite.kvplan import Room
 from mlxlite.models import fit, library
 from mlxlite.models.safetensors_file import check_safetensors
 
 if TYPE_CHECKING:
     from mlxlite.engine.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_LEAST_CONTEXT = 2048
 
 
 def start_engine(settings: Settings, model: library.LocalModel) -> Worker:
@@ -43,10 +50,27 @@ def start_engine(settings: Settings, model: library.LocalModel) -> Worker:
             dtype=settings.dtype,
             max_rows=settings.batch,
             max_waiting=settings.queue,
+            prompt_cache_bytes=int(settings.prompt_cache * 2**30),
+            room=functools.partial(_room, settings, model),
         )
     )
     worker.start()
     return worker
+
+
+def _room(settings: Settings, model: library.LocalModel, kind: str, memory_bytes: int) -> Room:
+    """What memory allows, by arithmetic from the model's files (decision D18). With too little of
+    it the context is shorter, never none: only a budget that was asked for refuses a model."""
+    found = library.fit_of(
+        model, fit.machine(kind, memory_bytes, settings.dtype), settings.memory_budget
+    )
+    context = max(found.max_safe_context, min(_LEAST_CONTEXT, found.max_context))
+    if context < found.max_context:
+        log.warning("memory allows a context of %d tokens, not %d", context, found.max_context)
+    transient = found.transient_bytes(min(fit.TYPICAL_CONTEXT, context))
+    left = found.usable_bytes - found.weights.n_bytes - transient
+    room_bytes = max(left, found.plan.row_bytes(context))
+    return Room(found.usable_bytes, found.plan, room_bytes, context)
 
 
 def dense_folder(settings: Settings, folder: Path) -> Path:

@@ -32,7 +32,7 @@ from mlxlite.engine.scheduler import (
     Scheduler,
 )
 from mlxlite.errors import Cancelled, EngineFault, MlxliteError, ModelError
-from mlxlite.kvplan import KVPlan
+from mlxlite.kvplan import Room
 from mlxlite.types import Event, Finish, ModelFacts, TokenLogprob
 
 import mlx.core as mx  # isort: skip  (after the backend chose its BLAS)
@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _WARM_UP_TOKENS = 8  # long enough to show the speed of a prefill, short enough for a quick start
 _CLEAR_EVERY_STEPS = 256  # decode steps between two clearings of MLX's buffer cache
+_COUNT_EVERY_STEPS = 64  # decode steps between two looks at how much the rows have grown
+_MOST_CACHED_BYTES = 2**30  # freed buffers that MLX keeps for reuse
 _MOST_FAILED_STEPS = 2  # in a row; then whatever is wrong is not the rows' (D19)
 
 
@@ -50,8 +52,8 @@ class WorkerOptions:
     there.
 
     max_rows: rows that run at once. max_waiting: rows that may wait for that. prompt_cache_bytes:
-    of kept prefixes; 0 keeps none. kv_plan: of one row, by the dtype that the model runs in.
-    usable_bytes: of memory, weights included. Without one of the last two, memory is not looked at.
+    of kept prefixes; 0 keeps none. room: (backend, bytes of its memory) -> what memory allows;
+    without it nobody counts.
     """
 
     folder: Path
@@ -61,8 +63,7 @@ class WorkerOptions:
     max_rows: int = 8
     max_waiting: int = 64
     prompt_cache_bytes: int = 0
-    kv_plan: Callable[[str], KVPlan] | None = None
-    usable_bytes: int | None = None
+    room: Callable[[str, int], Room] | None = None
 
 
 @dataclass(slots=True)
@@ -100,6 +101,7 @@ class Loop:
         self.batch: Batch | None = None
         self.embedder: Embedder | None = None
         self.prompts: PromptCache | None = None
+        self.budget: Budget | None = None
 
     # --------------------------------------------------------------------------- open, close
 
@@ -121,8 +123,11 @@ class Loop:
         self.embedder = Embedder(loaded)
         self.prompts = PromptCache(batch.lanes, options.prompt_cache_bytes)
         self.scheduler.sizer = ChunkSizer(*backend.chunk_tokens, tokens_per_s=speed)
-        if options.kv_plan is not None and options.usable_bytes is not None:
-            self._budget(options.kv_plan(loaded.dtype), options.usable_bytes - loaded.weight_bytes)
+        max_context = loaded.max_context
+        if options.room is not None:
+            room = options.room(backend.kind, backend.memory_bytes)
+            max_context = min(max_context, room.max_context)
+            self._count_memory(room, backend.kind)
         vocab_size = batch.vocab_size
         self._jobs.add_first(lambda: judge(loaded.model, batch.lanes, loaded.dtype, vocab_size))
         return ModelFacts(
@@ -130,21 +135,26 @@ class Loop:
             backend=backend.kind,
             dtype=loaded.dtype,
             weight_bytes=loaded.weight_bytes,
-            max_context=loaded.max_context,
+            max_context=max_context,
             vocab_size=vocab_size,
+            memory_bytes=backend.memory_bytes,
         )
 
-    def _budget(self, plan: KVPlan, room_bytes: int) -> None:
+    def _count_memory(self, room: Room, kind: str) -> None:
         assert self.prompts is not None
+        mx.set_memory_limit(room.usable_bytes)  # a hint: MLX goes past it, so we count ourselves
+        if kind != "cpu":  # there freed memory goes back to the system at once, which is as quick
+            mx.set_cache_limit(min(room.usable_bytes // 16, _MOST_CACHED_BYTES))
         tree = self.prompts.tree
-        budget = Budget(plan, room_bytes, lambda: tree.nbytes, tree.evict)
-        self.scheduler.has_room = budget.admits
+        tree.max_bytes = min(tree.max_bytes, max(room.room_bytes, 0))
+        self.budget = Budget(room.plan, room.room_bytes, lambda: tree.nbytes, tree.evict)
+        self.scheduler.has_room = self.budget.admits
 
     def close(self) -> None:
         """Let go of every array."""
         if self.prompts is not None:
             self.prompts.tree.clear()
-        self.batch = self.embedder = self.prompts = None
+        self.batch = self.embedder = self.prompts = self.budget = None
         self.scheduler.has_room = lambda row, running: True
 
     # ------------------------------------------------------------------------- what comes in
@@ -215,6 +225,8 @@ class Loop:
         self._counters.decode_steps += 1
         if self._counters.decode_steps % _CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
+        if self.budget is not None and self._counters.decode_steps % _COUNT_EVERY_STEPS == 0:
+            self.budget.keep_within(self.scheduler.live)
         if prefill is None:
             self.step_s.append(time.perf_counter() - started)
 
