@@ -1,7 +1,7 @@
 # mlxlite: `make run` serves the default model, `make test` tests everything; both set up what they need.
 #
 #   make run [MODEL=name] [PORT=8080] [ARGS="--flag value"]
-#   make test | test-fast | check | bench | setup | clean
+#   make test | test-fast | test-npm | check | bench | setup | clean
 #
 # Linux on x86-64 without an NVIDIA driver installs MKL (655 MB), ten times the speed; NO_MKL=1 skips it.
 
@@ -28,7 +28,7 @@ endif
 COMMA := ,
 STAMP := $(VENV)/.set-up$(if $(EXTRAS),-$(subst $(COMMA),-,$(EXTRAS)))
 
-.PHONY: setup setup-test run test test-fast check bench clean
+.PHONY: setup setup-test run test test-fast test-npm check bench clean
 
 # A file stays on one worker: its fixtures are models and servers.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
@@ -63,7 +63,29 @@ test: setup-test
 
 # What needs neither seconds nor the real model, for the work in between.
 test-fast: setup-test
-	$(BIN)/python -m pytest -q $(PARALLEL) -m "not real and not slow and not bench"
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not real and not slow and not bench and not npm"
+
+# Clients from npm, in a network with nothing but loopback where the system lets us make one. CI may
+# install npm; elsewhere its absence is one line.
+NPM := $(VENV)/npm
+ALONE = $(shell unshare --map-root-user --net true 2>/dev/null && echo unshare --map-root-user --net)
+
+$(NPM)/.made: tests/clients_npm/package.json
+	@mkdir -p $(NPM)
+	@cp $< $(NPM)
+	@echo "Setting up $(NPM): the clients from npm, 1.1 GB."
+	cd $(NPM) && npm install --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel error
+	@touch $@
+
+test-npm: setup-test
+	@command -v npm >/dev/null || { [ "$$CI" = true ] && [ "$$(id -u)" = 0 ] && command -v apt-get && \
+		apt-get update && apt-get install --yes --no-install-recommends npm; } >/dev/null 2>&1 || true
+	@if command -v npm >/dev/null; then \
+		$(MAKE) --no-print-directory $(NPM)/.made && \
+		$(ALONE) $(BIN)/python -m pytest -q -m npm tests/clients_npm; \
+	else \
+		echo "not run: tests/clients_npm, the clients from npm (there is no npm on this machine)"; \
+	fi
 
 check: setup-test
 	$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
