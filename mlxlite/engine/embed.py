@@ -27,7 +27,7 @@ from mlxlite.types import EmbedSpec
 
 _FEWEST_TOKENS = 32  # a slice holds, padding counted, however slow the machine
 _MOST_TOKENS = 8192  # its activations of a model 4,096 wide take some hundred megabytes
-_FIRST_TOKENS = 256  # of the first slice at most: the speed is only guessed
+_FIRST_TOKENS = 256  # of the first slices at most: short ones say little about long ones
 _MOST_PADDING = 0.25  # of a group
 
 Pick = Callable[[mx.array], mx.array]  # hidden states (B, T, D) -> what is wanted of them
@@ -40,7 +40,7 @@ class Embedder:
         self._model = loaded.model
         self._kind = str(loaded.config.get("model_type"))
         self._tap: Tap | None = None
-        self._tokens_per_s = 500.0
+        self._tokens_per_s = 100.0  # a guess on the slow side: rows may wait beside the first slice
         self._ceiling = _FIRST_TOKENS
 
     def run(self, spec: EmbedSpec) -> Work:
