@@ -360,7 +360,7 @@ class Loop:
     def check(self) -> None:
         """Verify what must always hold (`MLXLITE_CHECK=1`). Raises AssertionError."""
         assert self.batch is not None and self.prompts is not None
-        live = set(self.scheduler.live)
+        live = {row: place for place, row in enumerate(self.scheduler.live)}
         placed = self.batch.lanes.rows
         assert len(placed) == len(set(placed)), "a row has two places"
         for row in placed:
@@ -369,6 +369,7 @@ class Loop:
             assert row.phase is not Phase.ENDED, "an ended row is live"
             pooled = self.batch.lanes.pool_of(row) is not None
             assert not (pooled and row.cache is not None), "a row has two caches"
-            assert row.waits_for is None or row.waits_for in live, "it waits for nobody"
+            awaited = row.waits_for
+            assert awaited is None or live.get(awaited, len(live)) < live[row], "waits in vain"
         if not live:
             assert not placed and not self.batch.is_busy, "something runs for nobody"

@@ -42,8 +42,11 @@ class PromptCache:
         return self.tree.max_bytes > 0
 
     def begin(self, row: Row, others: list[Row]) -> None:
-        """A row is admitted: take over what is there, or wait for a row of `others` that is about
-        to compute it; and mark the places at which its own state will be worth keeping."""
+        """A row is admitted: take over what is there, or wait for a row that is about to compute it;
+        and mark the places at which its own state will be worth keeping.
+
+        others: the live rows in the order of their admission, the row among them.
+        """
         if not self.is_on or row.spec.prompt_logprobs:  # those need every token to be run
             return
         self.take_over(row)
@@ -75,9 +78,10 @@ class PromptCache:
         best: Row | None = None
         most = row.fed + FEWEST_SHARED - 1
         for other in others:
+            if other is row:
+                break  # those behind it wait for it, not the other way round
             if (
-                other is row
-                or other.phase is not Phase.PREFILL
+                other.phase is not Phase.PREFILL
                 or other.spec.prompt_logprobs
                 or other.spec.namespace != row.spec.namespace
             ):
