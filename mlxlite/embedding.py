@@ -108,8 +108,9 @@ def _pooling(folder: Path, modules: Sequence[Mapping[str, JSON]]) -> tuple[str, 
         "pooling_mode_mean_tokens": "mean",
         "pooling_mode_cls_token": "cls",
     }
-    if isinstance(mode := said.get("pooling_mode"), str):
-        on, modes = [mode], {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+    if mode := said.get("pooling_mode"):  # as sentence-transformers 6 writes it
+        on = [str(name) for name in (mode if isinstance(mode, list) else [mode])]
+        modes = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
     if not on:
         return "last", None
     if len(on) > 1 or on[0] not in modes:

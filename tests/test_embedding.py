@@ -103,6 +103,8 @@ def test_embedding_models(tmp_path: Path, change: Callable[[Path], None], right:
         pytest.param(
             pooling(pooling_mode_mean_tokens=True, pooling_mode_cls_token=True), "cls", id="two"
         ),
+        pytest.param(pooling(pooling_mode="max"), "max", id="max by its word"),
+        pytest.param(pooling(pooling_mode=["cls", "mean"]), "cls, mean", id="two words"),
         pytest.param(module("Dense"), "Dense", id="a module"),
         pytest.param(config_with(use_bidirectional_attention=True), "both", id="bidirectional"),
         pytest.param(config_with(is_causal=False), "both directions", id="not causal"),
