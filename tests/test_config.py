@@ -21,6 +21,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "dtype": ("float16", "float16"),
     "batch": ("3", 3),
     "memory_budget": ("1.5", 1.5),
+    "prompt_cache": ("0.5", 0.5),
     "queue": ("0", 0),
     "max_tokens": ("7", 7),
     "temperature": ("0.25", 0.25),
