@@ -143,7 +143,23 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "memory",
         ),
     ),
-    "doors": (4, "", ("launch", "app", "fit_command", "cli", "__main__", "bench")),
+    "doors": (
+        4,
+        "",
+        (
+            "launch",
+            "app",
+            "fit_command",
+            "cli",
+            "__main__",
+            "bench/__init__",
+            "bench/inside",
+            "bench/cost",
+            "bench/crowd",
+            "bench/peers",
+            "bench/__main__",
+        ),
+    ),
 }
 
 # Third parties and the standard modules that have one home each.
@@ -178,8 +194,8 @@ HOMES: dict[str, set[str]] = {
     "transformers": {"text/tokenizer"},
     "huggingface_hub": {"models/download"},
     "sqlite3": {"store"},
-    "subprocess": {"models/download", "bench"},
-    "argparse": {"cli", "bench"},
+    "subprocess": {"models/download", "bench/inside", "bench/peers"},
+    "argparse": {"cli", "bench/__main__"},
     "asyncio": {
         "http/routing",
         "http/server",
@@ -191,7 +207,7 @@ HOMES: dict[str, set[str]] = {
         "app",
         "cli",
         "api/openai",
-        "bench",
+        "bench/inside",
     },
 }
 

@@ -1,48 +1,30 @@
-"""`make bench`: mlxlite beside `python -m mlx_lm server`, same weights, same run (decision D25).
+"""mlxlite beside `python -m mlx_lm server`: same weights, same run (decision D25).
 
 Each server runs as a process of its own and is asked over HTTP, so that what is measured is what a
 user gets. mlx_lm.server runs as pip installs it and once more with the BLAS that mlxlite preloads.
 A leg that does not finish within its budget is noted as such, and the ratio is a lower bound.
-
-The cost of the server itself is measured apart, in one process: the same rows are run with and
-without HTTP in turns, and the medians of the engine's own step clock are compared.
-
-    python -m mlxlite.bench [--model NAME] [--tokens 64] [--budget 180] [--only mlxlite]
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import http.client
 import json
 import os
-import platform
-import queue
 import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
-from mlxlite import app, config, launch
-from mlxlite.config import Settings
 from mlxlite.engine import backend
 from mlxlite.models import library
-from mlxlite.types import Ask, Event
 
 PROMPT = "What is the capital of France? Answer in one sentence."  # 42 tokens with its template
 LONG_ANSWER = "Write a long story about a lighthouse keeper and the sea."
-
-
-_TAX_TURNS = 12
-_TAX_TOKENS = 32
 
 
 @dataclass(slots=True)
@@ -202,57 +184,6 @@ def measure_decode_alone(leg: Leg, command: list[str], path: str, budget_s: floa
         leg.notes.append(f"decode from {len(times)} tokens after a prompt of one word")
 
 
-# ------------------------------------------------------------------------------ the server's tax
-
-
-def server_tax(settings: Settings, model: library.LocalModel, tokens: int) -> tuple[float, float]:
-    """Median seconds of a decode step without and with HTTP, measured in turns (D25).
-
-    One process, one engine: a row submitted directly, then the same row through the server to a
-    client in another process, in many short turns, so that both see the same noise.
-    """
-    sock = launch.listen(settings)
-    port = int(sock.getsockname()[1])
-    worker = launch.start_engine(settings, model)
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-    ready = threading.Event()
-    serving = app.serve(settings, model.name, worker, sock, lambda line: ready.set(), until=stop)
-    thread = threading.Thread(target=loop.run_until_complete, args=(serving,))
-    thread.start()
-    ready.wait(120)
-    prepared = app.open_model(settings, worker)(
-        Ask(
-            messages=({"role": "user", "content": LONG_ANSWER},), max_tokens=tokens, temperature=0.0
-        )
-    )
-    client = [
-        sys.executable,
-        "-c",
-        "import sys, time; from mlxlite.bench import stream_times; "
-        f"stream_times({port}, {LONG_ANSWER!r}, {tokens}, time.perf_counter() + 300)",
-    ]
-    bare: list[float] = []
-    served: list[float] = []
-    for turn in range(_TAX_TURNS + 1):
-        worker.take_step_times()
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        worker.submit(prepared.spec, events.put)
-        while events.get().done is None:
-            pass
-        first = worker.take_step_times()
-        subprocess.run(client, check=True)
-        second = worker.take_step_times()
-        if turn:  # the first turn warms up
-            bare += first
-            served += second
-    loop.call_soon_threadsafe(stop.set)
-    thread.join()
-    loop.close()
-    sock.close()
-    return statistics.median(bare), statistics.median(served)
-
-
 # --------------------------------------------------------------------------------------- report
 
 
@@ -285,48 +216,20 @@ def table(legs: list[Leg], budget_s: float) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m mlxlite.bench", description=__doc__)
-    parser.add_argument("--model", default=None)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--budget", type=float, default=180.0, help="seconds a leg may take")
-    parser.add_argument("--only", choices=("mlxlite", "tax"), default=None)
-    given = parser.parse_args(arguments)
-    settings = config.build({"port": "0", "log_level": "error"})
-    model = library.resolve(given.model, settings.home)
-
+def compare(model: library.LocalModel, tokens: int, budget_s: float, is_alone: bool) -> list[Leg]:
+    """All legs, mlxlite's first. is_alone: only that one."""
     own = [sys.executable, "-m", "mlxlite", "serve", "--model", str(model.folder)]
-    legs = []
-    if given.only != "tax":
-        measure("warm-up", own, "/ready", 2, given.budget, {})  # the dense copy is made now
-        legs.append(measure("mlxlite", own, "/ready", given.tokens, given.budget, {}))
-    if given.only is None:
-        peer = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model.folder)]
-        variants: list[tuple[str, dict[str, str]]] = [("mlx_lm.server", {})]
-        if backend.blas:
-            variants.append(("mlx_lm.server, same BLAS", {"LD_PRELOAD": backend.blas}))
-        for name, environ in variants:
-            leg = measure(name, peer, "/health", given.tokens, given.budget, environ)
-            if leg.decode_tps is None:
-                measure_decode_alone(leg, peer, "/health", given.budget)
-            legs.append(leg)
-    print(
-        f"{model.name}, {platform.machine()} with {os.cpu_count()} cores, mlx {version('mlx')}, "
-        f"mlx-lm {version('mlx-lm')}, Python {platform.python_version()}\n"
-    )
-    if legs:
-        print(table(legs, given.budget))
-        for leg in legs:
-            for note in leg.notes:
-                print(f"\n{leg.name}: {note}")
-    if given.only != "mlxlite":
-        bare, served = server_tax(settings, model, _TAX_TOKENS)
-        print(
-            f"\ndecode step: {bare * 1000:.2f} ms alone, {served * 1000:.2f} ms through HTTP: "
-            f"{bare / served:.1%} of the bare loop"
-        )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    measure("warm-up", own, "/ready", 2, budget_s, {})  # the dense copy is made now
+    legs = [measure("mlxlite", own, "/ready", tokens, budget_s, {})]
+    if is_alone:
+        return legs
+    peer = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model.folder)]
+    variants: list[tuple[str, dict[str, str]]] = [("mlx_lm.server", {})]
+    if backend.blas:
+        variants.append(("mlx_lm.server, same BLAS", {"LD_PRELOAD": backend.blas}))
+    for name, environ in variants:
+        leg = measure(name, peer, "/health", tokens, budget_s, environ)
+        if leg.decode_tps is None:
+            measure_decode_alone(leg, peer, "/health", budget_s)
+        legs.append(leg)
+    return legs
