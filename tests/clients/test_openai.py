@@ -1,4 +1,4 @@
-"""The official `openai` package: its helpers and loops, beyond what tests/test_api_*.py ask of it."""
+"""The official `openai` package: helpers and loops beyond what tests/test_api_*.py ask of it."""
 
 from __future__ import annotations
 
