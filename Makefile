@@ -1,7 +1,7 @@
 # mlxlite: `make run` serves the default model, `make test` tests everything; both set up what they need.
 #
 #   make run [MODEL=name] [PORT=8080] [ARGS="--flag value"]
-#   make test | test-fast | test-npm | check | bench | setup | clean
+#   make test | test-fast | test-clients | test-npm | check | bench | setup | clean
 #
 # Linux on x86-64 without an NVIDIA driver installs MKL (655 MB), ten times the speed; NO_MKL=1 skips it.
 
@@ -28,7 +28,7 @@ endif
 COMMA := ,
 STAMP := $(VENV)/.set-up$(if $(EXTRAS),-$(subst $(COMMA),-,$(EXTRAS)))
 
-.PHONY: setup setup-test run test test-fast test-npm check bench clean
+.PHONY: setup setup-test run test test-fast test-clients test-npm check bench clean
 
 # A file stays on one worker: its fixtures are models and servers.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
@@ -51,6 +51,7 @@ $(STAMP): $(VENV)/.made pyproject.toml
 
 $(STAMP)-test: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(if $(EXTRAS),$(EXTRAS)$(COMMA))test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps instructor
 	@touch $@
 
 run: setup
@@ -63,7 +64,12 @@ test: setup-test
 
 # What needs neither seconds nor the real model, for the work in between.
 test-fast: setup-test
-	$(BIN)/python -m pytest -q $(PARALLEL) -m "not real and not slow and not bench and not npm"
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not real and not slow and not bench and not clients and not npm"
+
+# Real clients from PyPI against the live server (tests/clients); `make test` runs them too.
+test-clients: setup-test
+	$(BIN)/mlxlite get
+	$(BIN)/python -m pytest -q $(PARALLEL) -m clients tests/clients
 
 # Clients from npm, in a network with nothing but loopback where the system lets us make one. CI may
 # install npm; elsewhere its absence is one line.
