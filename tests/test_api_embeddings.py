@@ -55,6 +55,13 @@ def single(values: list[float]) -> list[float]:
     return list(array("f", values))
 
 
+def assert_same(found: list[Any], right: list[Any]) -> None:
+    """Up to rounding: how inputs are grouped depends on how fast the machine is just now."""
+    assert len(found) == len(right)
+    for one, other in zip(found, right, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=3e-6)
+
+
 def length(values: list[float]) -> float:
     return math.sqrt(math.fsum(x * x for x in values))
 
@@ -75,12 +82,14 @@ def test_the_official_package(client: openai.OpenAI, server: LiveApp) -> None:
     assert [(row.index, row.object) for row in packed.data] == [(n, "embedding") for n in range(4)]
     for one, other in zip(packed.data, plain.data, strict=True):
         assert len(one.embedding) == 64 and length(one.embedding) == pytest.approx(1, abs=1e-6)
-        assert single(one.embedding) == single(other.embedding), "the same to the last bit"
+        assert one.embedding == pytest.approx(other.embedding, abs=2e-6)
     expected = tokens(server, *TEXTS) + len(TEXTS)  # each with its end
     assert packed.usage.prompt_tokens == packed.usage.total_tokens == expected
     for text, row in zip(TEXTS, plain.data, strict=True):
         alone = client.embeddings.create(model="any", input=text, encoding_format="float")
         assert alone.data[0].embedding == pytest.approx(row.embedding, abs=2e-6)
+        packed = client.embeddings.create(model="any", input=text)
+        assert single(alone.data[0].embedding) == packed.data[0].embedding, "to the last bit"
 
 
 def test_the_official_package_async(server: LiveApp) -> None:
@@ -99,7 +108,9 @@ def test_token_ids_are_as_good_as_text(client: openai.OpenAI, server: LiveApp) -
     tokenizer = Tokenizer.load(server.worker.folder)
     ids = [tokenizer.encode(text) for text in TEXTS]
     right = client.embeddings.create(model="any", input=TEXTS)
-    assert client.embeddings.create(model="any", input=ids) == right
+    found = client.embeddings.create(model="any", input=ids)
+    assert found.usage == right.usage
+    assert_same(found.data, right.data)
     one = client.embeddings.create(model="any", input=ids[1])
     assert len(one.data) == 1 and one.usage.prompt_tokens == len(ids[1]) + 1
 
@@ -210,7 +221,7 @@ def test_many_inputs_are_in_order(client: openai.OpenAI) -> None:
 
 
 def test_a_client_that_leaves_takes_its_work_along(server: LiveApp) -> None:
-    embedder, before = server.worker._embedder, server.batch()["jobs"]
+    embedder, before = server.worker._loop.embedder, server.batch()["jobs"]
     brake = Brake(embedder, "_measured")  # the engine stands after the first slice
     with connect(server.address) as sock:
         sock.sendall(post_bytes(EMBEDDINGS, {"input": [[5] * 900, [5] * 300, [5] * 20]}))
@@ -228,15 +239,16 @@ def test_a_client_that_leaves_takes_its_work_along(server: LiveApp) -> None:
 
 def test_vectors_and_streams_do_not_change_each_other(tiny_folder: Path) -> None:
     with LiveApp(tiny_folder, embedding_pooling="mean") as server:
-        body = {"input": TEXTS * 20}
-        right = server.ask("POST", EMBEDDINGS, body).json(), server.chat(max_tokens=150).text
+        right = server.chat(max_tokens=150).text
         with openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client:
             asked = chat_body(max_tokens=150, model="any", stream=True)
             text, vectors = "", None
+            before = client.embeddings.create(model="any", input=TEXTS * 20)
             for chunk in client.chat.completions.create(**asked):
-                vectors = vectors or server.ask("POST", EMBEDDINGS, body).json()
+                vectors = vectors or client.embeddings.create(model="any", input=TEXTS * 20)
                 text += chunk.choices[0].delta.content or ""
-        assert (vectors, text) == right
+        assert text == right and vectors is not None
+        assert_same(vectors.data, before.data)
 
 
 def test_metrics_count_them(server: LiveApp) -> None:
@@ -291,7 +303,9 @@ def test_a_reranker_judges(judge: LiveApp) -> None:
     assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] > 3 * 50
     best = judge.ask("POST", RERANK, {**body, "top_n": 1, "return_documents": True}).json()
     first = results[0]["index"]
-    assert best["results"] == [{**results[0], "document": {"text": TEXTS[first]}}]
+    (found,) = best["results"]
+    assert found["index"] == first and found["document"] == {"text": TEXTS[first]}
+    assert found["relevance_score"] == pytest.approx(scores[0], rel=1e-4)
     told = judge.ask("POST", RERANK, {**body, "instruction": "other"}).json()["results"]
     assert {row["index"]: row["relevance_score"] for row in told} != dict(enumerate(scores))
 
@@ -327,10 +341,8 @@ def test_an_embedding_model_scores_by_cosine(server: LiveApp, client: openai.Ope
     asked = "Instruct: find it\nQuery:" + TEXTS[0]
     told = {"text_1": TEXTS[0], "text_2": TEXTS[1], "instruction": "find it"}
     spelled = {"text_1": asked, "text_2": TEXTS[1]}
-    assert (
-        server.ask("POST", SCORE, told).json()["data"]
-        == server.ask("POST", SCORE, spelled).json()["data"]
-    )
+    one, other = (server.ask("POST", SCORE, body).json()["data"] for body in (told, spelled))
+    assert one[0]["score"] == pytest.approx(other[0]["score"], abs=1e-5)
 
 
 BAD_PAIRS = [

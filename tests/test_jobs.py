@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -95,6 +96,46 @@ def test_one_that_is_cancelled_in_its_last_slice_is_not_answered() -> None:
     waiting.append(jobs.add(run))
     steps(jobs, 1)
     assert waiting[0].cancelled() and jobs.count == 0
+
+
+def test_one_whose_slice_ends_the_loop_is_answered_too() -> None:
+    jobs = Jobs(2)
+
+    def run() -> Work:
+        yield
+        raise KeyboardInterrupt
+
+    waiting = jobs.add(run)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.step(BUDGET_S)
+    jobs.end_all(EngineDown("the engine failed"))
+    with pytest.raises(EngineDown):
+        waiting.result(0)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_slice_that_hangs_is_given_up(goes_on: bool) -> None:
+    """The watchdog answers from its own thread; what the slice makes of it later is nothing."""
+    jobs, log = Jobs(4), list[str]()
+
+    def run() -> Work:
+        yield
+        watchdog = threading.Thread(target=jobs.end_all, args=(EngineFault("no progress"),))
+        watchdog.start()
+        watchdog.join()
+        fresh.append(jobs.add(work(log, "fresh", 1)))
+        if goes_on:
+            yield
+        return "late"
+
+    fresh: list[Future[str]] = []
+    waiting = [jobs.add(run), jobs.add(work(log, "a", 1))]
+    steps(jobs, 1)
+    for future in waiting:
+        with pytest.raises(EngineFault, match="no progress"):
+            future.result(0)
+    steps(jobs, 2)
+    assert fresh[0].result(0) == "fresh" and jobs.count == 0
 
 
 def test_more_than_fit_are_refused() -> None:

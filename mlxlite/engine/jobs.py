@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,17 +76,22 @@ class Jobs:
     def step(self, budget_s: float) -> None:
         """One slice of the job whose turn it is; given-up jobs are dropped on the way."""
         while self._open:
-            job = self._open.popleft()
+            job = self._open[0]  # it stays there: whatever ends the loop finds it, and answers it
             if job.future.cancelled():
+                self._open.popleft()
                 self.cancelled += 1
                 self._close(job)
                 continue
-            if self._slice(job, budget_s):
+            wants_more = self._slice(job, budget_s)
+            if not self._open or self._open[0] is not job:
+                return  # the watchdog gave this thread up and answered everybody
+            self._open.popleft()
+            if wants_more:
                 self._open.append(job)
             return
 
     def end_all(self, error: MlxliteError) -> None:
-        """Answer every waiter."""
+        """Answer every waiter. The watchdog may call it while a slice hangs on its thread."""
         while self._open:
             job = self._open.popleft()
             self._close(job)
@@ -114,11 +120,14 @@ class Jobs:
 
     def _close(self, job: _Job) -> None:
         if job.work is not None:
-            job.work.close()
+            with suppress(ValueError):  # it is running: see `end_all`
+                job.work.close()
 
 
 def _answer(future: Future[Any], value: Any = None, error: MlxliteError | None = None) -> None:
-    """Settle a future, unless its waiter has left."""
+    """Settle a future, unless its waiter has left or was answered before."""
+    if future.done() and not future.cancelled():
+        return
     if not future.set_running_or_notify_cancel():
         return
     if error is not None:
