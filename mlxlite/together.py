@@ -21,6 +21,8 @@ from mlxlite.session import Sessions
 from mlxlite.stream import Answer, Fold, deltas
 from mlxlite.types import Delta, Usage
 
+_MOST_UNREAD = 256  # deltas that wait for the reader, of all rows
+
 Indexed = AsyncGenerator[tuple[int, Delta], None]
 
 
@@ -73,6 +75,7 @@ class _Crowd:
         self._came: deque[tuple[int, Delta]] = deque()
         self._failed: BaseException | None = None
         self._woken = asyncio.Event()
+        self._room = asyncio.Event()
 
     @property
     def is_over(self) -> bool:
@@ -90,6 +93,9 @@ class _Crowd:
 
     async def _pump(self, index: int, pieces: AsyncGenerator[Delta, None]) -> None:
         async for delta in pieces:
+            while len(self._came) >= _MOST_UNREAD:  # then the sessions fill, and hold their rows
+                self._room.clear()
+                await self._room.wait()
             self._came.append((index, delta))
             self._woken.set()
 
@@ -106,6 +112,7 @@ class _Crowd:
                 raise self._failed
             await self._woken.wait()
         self._woken.clear()
+        self._room.set()
         return [self._came.popleft() for _ in range(len(self._came))]
 
     async def close(self) -> None:

@@ -246,7 +246,7 @@ class Loop:
         self.prompts.passed(row, self.scheduler.live)
         if logprobs:
             try:
-                row.is_held = bool(row.sink(Event(logprobs=tuple(logprobs))))
+                row.is_held |= bool(row.sink(Event(logprobs=tuple(logprobs))))
             except Exception as error:
                 self._row_failed(row, error)
 
@@ -290,7 +290,7 @@ class Loop:
             if finish is None and len(row.ids) >= row.spec.max_tokens:
                 finish = Finish.LENGTH
             if finish is None:
-                row.is_held = bool(row.sink(Event(ids, logprobs=logprobs)))
+                row.is_held |= bool(row.sink(Event(ids, logprobs=logprobs)))
         except Exception as error:
             self._row_failed(row, error)
             return

@@ -83,6 +83,7 @@ class Scheduler:
         self.waiting: deque[Row] = deque()
         self.live: list[Row] = []
         self._is_turn_of_shortest = False
+        self._lacks_room = False  # for the first that waits, as long as no row is removed
 
     def submit(self, row: Row) -> None:
         self.waiting.append(row)
@@ -90,7 +91,10 @@ class Scheduler:
     def admit(self) -> list[Row]:
         """Let in whoever has a place and room; they are live now."""
         admitted = []
-        while self._has_place and self.has_room(self.waiting[0], self.live):
+        while self._has_place:
+            self._lacks_room = not self.has_room(self.waiting[0], self.live)
+            if self._lacks_room:
+                break
             row = self.waiting.popleft()
             row.start()
             self.live.append(row)
@@ -124,6 +128,7 @@ class Scheduler:
 
     def remove(self, row: Row) -> None:
         """Forget a row wherever it is."""
+        self._lacks_room = False
         if row in self.live:
             self.live.remove(row)
         elif row in self.waiting:
@@ -132,7 +137,9 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a row wants a step, now: one that is held does not."""
-        return self._has_place or any(not row.is_held for row in self.live)
+        return (self._has_place and not self._lacks_room) or any(
+            not row.is_held for row in self.live
+        )
 
     @property
     def _has_place(self) -> bool:

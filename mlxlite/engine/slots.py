@@ -40,10 +40,11 @@ class Plan:
     """One forward, as all layers see it: which slots, at which positions, how many columns.
 
     Slots low..high-1 each run one token at `positions`, which are host numbers. columns: what
-    attention looks at.
+    attention looks at. in_groups: see `make_mask`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_groups: bool = False) -> None:
+        self.in_groups = in_groups
         self.low = 0
         self.high = 0
         self.columns = 0
@@ -99,15 +100,23 @@ class Full:
         column = self._column()
         self.keys[slots, :, column] = keys[:, :, 0]
         self.values[slots, :, column] = values[:, :, 0]
-        wide = min(plan.columns, self.keys.shape[2])
-        view = (slice(plan.low, plan.high), slice(None), slice(0, wide))
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What to attend to; a layer that shares another one's cache asks for it alone."""
+        assert self.keys is not None and self.values is not None
+        wide = min(self.plan.columns, self.keys.shape[2])
+        view = (slice(self.plan.low, self.plan.high), slice(None), slice(0, wide))
         return self.keys[view], self.values[view]
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
+        """return_array: an attention of the model's own will apply it. Gemma 2's keeps the heads
+        that share a key apart, so that its scores have an axis more."""
         assert self.keys is not None
-        return self.plan.mask(min(self.plan.columns, self.keys.shape[2]), window_size, None)
+        mask = self.plan.mask(min(self.plan.columns, self.keys.shape[2]), window_size, None)
+        return mask[:, :, None] if return_array and self.plan.in_groups else mask
 
     def _column(self) -> mx.array:
         return self.plan.offsets
@@ -135,8 +144,7 @@ class Full:
             columns = self._columns(columns)
             self.keys = mx.zeros((slots, heads, columns, size), dtype=keys.dtype)
             self.values = mx.zeros((slots, heads, columns, values.shape[3]), dtype=values.dtype)
-        self.keys[slot : slot + 1, :, : keys.shape[2]] = keys
-        self.values[slot : slot + 1, :, : values.shape[2]] = values
+        self._fill(slot, keys, values)
 
     def extract(self, slot: int, count: int) -> Any:
         """A cache of the row's own, of its first `count` positions."""
@@ -156,8 +164,18 @@ class Full:
         wide = min(count, self.keys.shape[2])
         out = [mx.contiguous(each[source : source + 1, :, :wide]) for each in self.arrays]
         mx.eval(out)
-        self.keys[target : target + 1, :, :wide] = out[0]
-        self.values[target : target + 1, :, :wide] = out[1]
+        self._fill(target, out[0], out[1])
+
+    def _fill(self, slot: int, keys: mx.array, values: mx.array) -> None:
+        """Write a slot's first columns (1, H, n, D), and zeros behind them: what was there may be
+        NaN, which attention sums up though it is masked (engine-notes section 2)."""
+        assert self.keys is not None and self.values is not None
+        wide = keys.shape[2]
+        self.keys[slot : slot + 1, :, :wide] = keys
+        self.values[slot : slot + 1, :, :wide] = values
+        if wide < self.keys.shape[2]:
+            self.keys[slot : slot + 1, :, wide:] = 0
+            self.values[slot : slot + 1, :, wide:] = 0
 
     def drop(self, slot: int) -> None:
         """A slot past the last row needs no emptying: whoever comes writes before it reads."""
