@@ -432,3 +432,49 @@ def test_mlx_lm_says_the_same() -> None:
     ]
     said = [child.communicate(timeout=60)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0], "\n".join(said)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"rope_theta": 5e5, "rope_type": "default"}, {"rope_theta": 5e5}),
+        (
+            {"rope_theta": 5e5, "rope_type": "yarn", "factor": 4.0},
+            {
+                "rope_theta": 5e5,
+                "rope_scaling": {"rope_theta": 5e5, "rope_type": "yarn", "factor": 4.0},
+            },
+        ),
+        (
+            {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}},
+            {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        ),
+        ({"rope_theta": 1e4, "partial_rotary_factor": 0.5}, {"partial_rotary_factor": 0.5}),
+        ("nonsense", {}),
+        ({"full_attention": 3, "sliding_attention": {}}, {}),
+    ],
+    ids=["plain", "scaled", "by layer", "partial", "no object", "damaged"],
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_rotary_settings_of_newer_configs_are_found(
+    tmp_path: Path, given: Any, expected: dict[str, Any], is_nested: bool
+) -> None:
+    inner = {"model_type": "llama", "rope_parameters": given}
+    written = {"model_type": "x", "text_config": inner} if is_nested else inner
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    read = load.read_config(tmp_path)
+    scope = read["text_config"] if is_nested else read
+    assert expected.items() <= scope.items()
+    assert "rope_scaling" in expected or "rope_scaling" not in scope
+
+
+def test_older_rotary_settings_stand(tmp_path: Path) -> None:
+    given = {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 5e5}}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    assert load.read_config(tmp_path)["rope_theta"] == 7.0
+
+
+@pytest.mark.parametrize("kind", ["lfm2-vl", "lille-130m", "nemotron-nas"])
+def test_files_with_hyphens_are_found(kind: str) -> None:
+    model, args = load._model_classes({"model_type": kind})
+    assert model.__module__ == args.__module__ == f"mlx_lm.models.{kind}"

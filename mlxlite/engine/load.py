@@ -91,8 +91,34 @@ def bare_package() -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` with tagged floats undone. Raises ModelError naming the file and the reason."""
-    return _untag_floats(_read_json(folder / "config.json"))  # type: ignore[no-any-return]
+    """`config.json` with tagged floats undone and rotary settings where mlx-lm looks for them.
+
+    Raises ModelError naming the file and the reason.
+    """
+    config: dict[str, Any] = _untag_floats(_read_json(folder / "config.json"))
+    for scope in (config, config.get("text_config")):
+        if isinstance(scope, dict):
+            _spread_rope(scope)
+    return config
+
+
+def _spread_rope(config: dict[str, Any]) -> None:
+    """transformers 5 writes `rope_parameters`, which most of mlx-lm's models do not read: without
+    this they would run with a default base, and answer nonsense."""
+    given = config.get("rope_parameters")
+    if not isinstance(given, dict):
+        return
+    if isinstance(local := given.get("sliding_attention"), dict):  # by kind of layer, as Gemma's
+        config.setdefault("rope_local_base_freq", local.get("rope_theta", 10_000.0))
+        given = given.get("full_attention")
+    if not isinstance(given, dict):
+        return
+    if "rope_theta" in given:
+        config.setdefault("rope_theta", given["rope_theta"])
+    if "partial_rotary_factor" in given:
+        config.setdefault("partial_rotary_factor", given["partial_rotary_factor"])
+    if given.get("rope_type", "default") != "default" and config.get("rope_scaling") is None:
+        config["rope_scaling"] = given
 
 
 def context_length(config: dict[str, Any]) -> int:
@@ -129,6 +155,7 @@ def load(folder: Path, backend: Backend, dtype: str, dense_folder: Path) -> Load
         if weights is None:
             weights = _source_weights(model, files, config)
             if dense is not None and wanted is not None and quantised.can_unpack(weights):
+                log.info("unpacking the weights to %s, once; kept in %s", wanted, dense.parent)
                 weights = _unpacked(model, weights, config, wanted)
                 _keep_dense_copy(dense, weights)
             elif scheme is not None:
@@ -171,7 +198,8 @@ def _model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     else:
         name = MODEL_FILES.get(kind, kind)
     bare_package()
-    if not name.isidentifier() or importlib.util.find_spec(f"mlx_lm.models.{name}") is None:
+    is_name = name.replace("-", "_").isidentifier()  # some files have hyphens; none is a path
+    if not is_name or importlib.util.find_spec(f"mlx_lm.models.{name}") is None:
         raise ModelError(f"model_type {kind!r} is not one that the installed mlx-lm defines")
     try:
         file = importlib.import_module(f"mlx_lm.models.{name}")

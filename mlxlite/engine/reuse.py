@@ -42,8 +42,8 @@ class PromptCache:
         return self.tree.max_bytes > 0
 
     def begin(self, row: Row, others: list[Row]) -> None:
-        """A row is admitted: take over what is there, or wait for a row that is about to compute it;
-        and mark the places at which its own state will be worth keeping.
+        """A row is admitted: take over what is there, or wait for a row that is about to compute
+        it; and mark the places at which its own state will be worth keeping.
 
         others: the live rows in the order of their admission, the row among them.
         """
