@@ -94,6 +94,40 @@ def test_the_words_of_a_full_answer(app: ScriptedApp) -> None:
     assert order == ["opening", "reasoning", "text", *calls, "finish"]
 
 
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda body: body.replace(DONE, b""),
+        lambda body: body + DONE,
+        lambda body: body.replace(DONE, b'data: {"error":{}}\n\n'),
+        lambda body: body[body.index(b"\n\n") + 2 :],
+        lambda body: body.replace(b'"content":"k"', b'"content":""'),
+        lambda body: body.replace(b'"index":1,"id"', b'"index":2,"id"'),
+        lambda body: body.replace(b'"index":1,"id"', b'"index":0,"id"'),
+        lambda body: body.replace(b'"finish_reason":"tool_calls"', b'"finish_reason":"stop"'),
+        lambda body: body.replace(b'"finish_reason":"tool_calls"', b'"finish_reason":null'),
+        lambda body: body.replace(b'"reasoning":"', b'"thought":"', 1),
+        lambda body: body.replace(b'"object":"chat.completion.chunk"', b'"object":"x"', 1),
+        lambda body: body.replace(b"data: [DONE]", body.split(b"\n\n")[-3] + b"\n\ndata: [DONE]"),
+    ],
+    ids=["no-done", "two-dones", "error-and-finish", "no-opening", "empty-text", "index-left-out",
+         "index-again", "wrong-reason", "no-reason", "one-name-of-two", "other-object",
+         "two-finishes"],
+)  # fmt: skip
+def test_the_grammar_refuses(app: ScriptedApp, spoil: Any) -> None:
+    """A good stream with one thing wrong."""
+    app.engine.says(f"<think>hm</think>ok{ADD}{WEATHER}")
+    body = app.chat(tools=TOOLS, stream=True, max_tokens=None).body
+    assert chunks.read(body).choices[0].shape == ("hm", "ok", [SUM, ROME], "tool_calls")
+    spoilt = spoil(body)
+    assert spoilt != body
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        chunks.read(spoilt)
+
+
 def test_several_choices(turns: TurnsApp) -> None:
     """Each is a transcript of its own; calls, ids and finishes of one are none of the other's."""
     texts = ["", f"<think>hm</think>ok{ADD}{WEATHER}", ADD]
