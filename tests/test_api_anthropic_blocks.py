@@ -22,6 +22,7 @@ import pytest
 from mlxlite.api import anthropic as surface
 from mlxlite.app import ROUTES, SURFACES
 from mlxlite.errors import Busy, EngineDown, EngineFault, MlxliteError
+from mlxlite.http.routing import encode_json
 from mlxlite.types import CallPiece, Delta, Finish, Usage
 from tests.live import HELLO, WAIT_S, connect, post_bytes, read_until
 from tests.scripted import CACHED_TOKENS, QWEN, TOKENIZER, ScriptedApp
@@ -392,3 +393,13 @@ def test_every_route_has_its_surface() -> None:
     """Guards the table in `app`: all our routes are in it."""
     ours = {path for _, path, handler in ROUTES if handler.__module__ == surface.__name__}
     assert ours == {path for path, name in SURFACES.items() if name is surface}
+
+
+@pytest.mark.parametrize("text", ["a", "%", "%b %%", "\0", '"\\', "é😀\u2028", "\n", "x" * 9000])
+@pytest.mark.parametrize("kind", list(surface._PIECES))
+def test_filled_frames_are_the_encoded_ones(kind: str, text: str) -> None:
+    blocks = surface.Blocks(count=12)
+    for event in [*blocks.add({"type": kind}, text), *blocks.add({"type": kind}, text)]:
+        head, _, data = surface._frame(event).partition(b"\ndata: ")
+        assert head == f"event: {event['type']}".encode()
+        assert data == encode_json(event) + b"\n\n"

@@ -12,10 +12,14 @@ import numpy as np
 import openai
 import pytest
 
-from mlxlite.api.completions import Offsets
+from mlxlite.api import openai_shapes
+from mlxlite.api.completions import Choice, Offsets, Style
 from mlxlite.engine import batch as engine_batch
 from mlxlite.errors import BadRequest
+from mlxlite.prepare import Prepared
+from mlxlite.text.sink import Sink
 from mlxlite.text.tokenizer import Tokenizer
+from mlxlite.types import Delta, RowSpec, Sampling
 from tests import tiny
 from tests.decoding import logits_after, tiny_model
 from tests.live import Brake, LiveApp, Reply, frames
@@ -368,7 +372,7 @@ def _array(ids: list[int]) -> Any:
 
 def test_the_head_runs_only_for_rows_that_want_it(tiny_folder: Path) -> None:
     with LiveApp(tiny_folder) as server:
-        scored = Brake(server.worker._batch, "_run_scored", hold=False)
+        scored = Brake(server.worker._loop.batch, "_run_scored", hold=False)
         for body in ({}, {"echo": True}, {"logprobs": 3}):
             complete(server, **body)
         assert scored.calls == 0
@@ -382,7 +386,7 @@ def test_a_fault_while_scoring(tiny_folder: Path) -> None:
         def broken(row: Any, ids: Any) -> None:
             raise RuntimeError("no head")
 
-        server.worker._batch._run_scored = broken
+        server.worker._loop.batch._run_scored = broken
         reply = complete(server, prompt=[TEXT, "fox"], echo=True, logprobs=1)
         assert reply.status == 500 and "no head" in reply.error["message"]
         *_, last = frames(complete(server, echo=True, logprobs=1, stream=True).body)
@@ -432,3 +436,12 @@ def test_parsing_in_isolation() -> None:
     assert parse_completion({"prompt": "a", "logprobs": False})[0].top_logprobs is None
     with pytest.raises(BadRequest, match="prompt required"):
         parse_completion({})
+
+
+@pytest.mark.parametrize("text", ["a", "%", "%b %%", "\0", '"\\', "é😀\u2028", "\n", "x" * 9000])
+def test_filled_frames_are_the_encoded_ones(text: str) -> None:
+    style = Style("cmpl-1", 1, "50%", "fp_1", True, 1, TOKENIZER)
+    spec = RowSpec((5,), Sampling(), 1, frozenset())
+    choice = Choice(style, 2, Prepared(spec, lambda: Sink(TOKENIZER), 1))
+    (part,) = choice.render_delta(Delta(text=text))
+    assert choice.frame(Delta(text=text)) == openai_shapes.frame(style.chunk([part]))

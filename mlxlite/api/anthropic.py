@@ -24,7 +24,15 @@ from mlxlite import fields
 from mlxlite.asks import parse_chat
 from mlxlite.errors import BadRequest, EngineFault, MlxliteError
 from mlxlite.fields import Field
-from mlxlite.http.routing import EventStream, Request, Response, encode_json, json_response
+from mlxlite.http.routing import (
+    HOLE,
+    EventStream,
+    Request,
+    Response,
+    encode_json,
+    json_response,
+    json_template,
+)
 from mlxlite.service import Service
 from mlxlite.text.stops import normalise_stops
 from mlxlite.types import JSON, Ask, Delta, Usage
@@ -424,18 +432,31 @@ def render_error(error: MlxliteError) -> Turn:
     """Anthropic's shape. `param` has no place in it; our messages name the field."""
     default = "invalid_request_error" if error.status < 499 else "api_error"
     message = error.message
-    opening = "prompt is too long"  # agents compact their history at these words
-    if error.code == "context_length_exceeded" and not message.startswith(opening):
-        message = f"{opening}: {message}"
+    if error.code == "context_length_exceeded" and "prompt is too long" not in message:
+        message = f"prompt is too long: {message}"  # agents compact their history at these words
     found: Turn = {"type": _ERROR_TYPES.get(error.status, default), "message": message}
     if error.code == _UNTHREADED:
         found["details"] = {"error_code": error.code}
     return {"type": "error", "error": found}
 
 
-def _frame(event: Turn) -> bytes:
+def _framed(kind: str, data: bytes) -> bytes:
     """One event. Without its `event:` line the packages see nothing (clients.md, Streams 1)."""
-    return b"event: %s\ndata: %s\n\n" % (event["type"].encode(), encode_json(event))
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+
+
+_DELTA: Turn = {"type": "content_block_delta", "index": HOLE}
+_BLANKS = {  # of nearly all events of a stream
+    kind: _framed(_DELTA["type"], json_template({**_DELTA, "delta": {"type": kind, key: HOLE}}))
+    for kind, key in _PIECES.values()
+}
+
+
+def _frame(event: Turn) -> bytes:
+    if event["type"] == _DELTA["type"] and event["delta"]["type"] in _BLANKS:
+        kind, piece = event["delta"].values()
+        return _BLANKS[kind] % (encode_json(event["index"]), encode_json(piece))
+    return _framed(event["type"], encode_json(event))
 
 
 # ----------------------------------------------------------------------------------- handlers

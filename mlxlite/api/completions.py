@@ -16,9 +16,16 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxlite.api.openai_shapes import frames, render_usage
+from mlxlite.api.openai_shapes import frames, render_usage, template
 from mlxlite.asks import parse_completion
-from mlxlite.http.routing import EventStream, Request, Response, json_response
+from mlxlite.http.routing import (
+    HOLE,
+    EventStream,
+    Request,
+    Response,
+    encode_json,
+    json_response,
+)
 from mlxlite.prepare import Prepared
 from mlxlite.service import Service
 from mlxlite.stream import Answer
@@ -97,6 +104,7 @@ class Choice:
         self._prompt: list[TokenLogprob] = []
         self._offsets = Offsets(style.tokenizer, start=len(self._echo))
         self._is_echoed = prepared.echo is None
+        self._blank = template(style.chunk([self._render(HOLE, None)]))
 
     def render_opening(self) -> list[dict[str, Any]]:
         """The echo, if nothing has to be waited for."""
@@ -117,6 +125,12 @@ class Choice:
         if delta.finish is not None:
             found.append(self._render("", None, delta.finish))
         return found
+
+    def frame(self, delta: Delta) -> bytes | None:
+        """The frame of a delta that is nothing but text; None: it is something else."""
+        if not delta.text or delta.logprobs or delta.finish is not None or not self._is_echoed:
+            return None
+        return self._blank % encode_json(delta.text)
 
     def render_whole(self, answer: Answer) -> dict[str, Any]:
         """The choice of a plain answer: the same chunks, joined."""
@@ -231,7 +245,7 @@ async def complete(service: Service, request: Request) -> Response | EventStream
 
 async def _chunks(
     style: Style, choices: Sequence[Choice], pieces: Indexed
-) -> AsyncGenerator[dict[str, Any], None]:
+) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     """The chunks of all choices; usage goes out once, alone and last, and only if asked (F20)."""
     usages: dict[int, Usage] = {}
     try:
@@ -239,6 +253,9 @@ async def _chunks(
             for part in choice.render_opening():
                 yield style.chunk([part])
         async for index, delta in pieces:
+            if (ready := choices[index].frame(delta)) is not None:
+                yield ready
+                continue
             for part in choices[index].render_delta(delta):
                 yield style.chunk([part])
             if delta.usage is not None:

@@ -14,9 +14,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxlite.api.openai_shapes import HOLE, frames, render_usage, template
+from mlxlite.api.openai_shapes import frames, render_usage, template
 from mlxlite.asks import parse_chat
-from mlxlite.http.routing import EventStream, Request, Response, encode_json, json_response
+from mlxlite.http.routing import (
+    HOLE,
+    EventStream,
+    Request,
+    Response,
+    encode_json,
+    json_response,
+)
 from mlxlite.service import Service
 from mlxlite.stream import Answer
 from mlxlite.together import Indexed, fold_together, total

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from mlxlite.errors import EngineFault, MlxliteError
-from mlxlite.http.routing import encode_json, render_error
+from mlxlite.http.routing import encode_json, json_template, render_error
 from mlxlite.types import JSON, Usage
 
 log = logging.getLogger(__name__)
@@ -28,16 +28,9 @@ def render_usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-HOLE = "\0"  # a string of a chunk that `template` leaves out
-
-
 def template(chunk: JSON) -> bytes:
-    """The frame of a chunk for `%`, which puts a string as JSON into each hole.
-
-    Nearly all frames of a stream differ in their text alone: to fill one in takes a tenth of the
-    time that encoding a chunk does.
-    """
-    return frame(chunk).replace(b"%", b"%%").replace(encode_json(HOLE), b"%b")
+    """The frame of a chunk, to be filled: see `json_template`."""
+    return b"data: " + json_template(chunk) + b"\n\n"
 
 
 async def frames(

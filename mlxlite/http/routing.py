@@ -181,6 +181,18 @@ def encode_json(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
+HOLE = "\0"  # a string that `json_template` leaves out
+
+
+def json_template(value: Any) -> bytes:
+    """JSON for `%`, which puts encoded JSON into each HOLE of `value`.
+
+    Most frames of a stream differ in their text alone: to fill it in takes a tenth of the time that
+    encoding the whole takes.
+    """
+    return encode_json(value).replace(b"%", b"%%").replace(encode_json(HOLE), b"%b")
+
+
 def json_response(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
