@@ -102,6 +102,7 @@ def read(
             *found, closing = found
             assert closing["choices"] == []
             transcript.usage = closing["usage"]
+    assert "[DONE]" not in found
     _check_frames(found, wants_usage, is_chat)
     if is_chat:
         opened = [chunk["choices"][0]["index"] for chunk in found[:n]]
