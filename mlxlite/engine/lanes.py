@@ -30,7 +30,7 @@ class Pool:
 
     def __init__(self, model: Any, kinds: Sequence[Any]) -> None:
         self._model = model
-        attentions = [getattr(layer, "self_attn", None) for layer in model.layers]
+        attentions = [getattr(layer, "self_attn", None) for layer in getattr(model, "layers", ())]
         self._plan = Plan(any(getattr(each, "repeats", 1) > 1 for each in attentions))
         self._slots = [slots_for(kind, self._plan) for kind in kinds]
         self.rows: list[Row] = []
