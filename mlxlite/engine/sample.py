@@ -234,6 +234,8 @@ def _filtered(
             is_certain = is_off | (inside < count)
             if floor is not None:  # min-p cuts within the candidates anyway
                 is_certain = is_certain | (floor >= ordered[:, -1:])
+            if how.top_k is not None and how.xtc is None:  # and so does top-k
+                is_certain = is_certain | (how.top_k <= count)
         floor = edge if floor is None else mx.maximum(floor, edge)
     if floor is not None:
         logprobs = mx.where(logprobs >= floor, logprobs, -mx.inf)
