@@ -239,7 +239,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     folder = tmp_path_factory.mktemp("fuzz")
     model = tiny.make_model(folder / "tiny", template=TEMPLATE, max_position_embeddings=CONTEXT)
     arguments = ["serve", "--model", str(model), "--port", "0", "--max-tokens", "4"]
-    arguments += ["--embedding-pooling", "mean"]
+    # The cache of prefixes is small, so that it is full after the warm-up and evicts.
+    arguments += ["--embedding-pooling", "mean", "--prompt-cache", "0.004"]
     with Child(folder / "home", *arguments, deadline_s=600, MKL_NUM_THREADS="1") as child:
         yield child.wait_ready()
 
