@@ -1,7 +1,7 @@
 # mlxlite: `make run` serves the default model, `make test` tests everything; both set up what they need.
 #
 #   make run [MODEL=name] [PORT=8080] [ARGS="--flag value"]
-#   make test | test-fast | test-clients | test-npm | check | bench | setup | clean
+#   make test | test-fast | test-clients | test-npm | soak | check | bench | setup | clean
 #
 # Linux on x86-64 without an NVIDIA driver installs MKL (655 MB), ten times the speed; NO_MKL=1 skips it.
 
@@ -28,7 +28,7 @@ endif
 COMMA := ,
 STAMP := $(VENV)/.set-up$(if $(EXTRAS),-$(subst $(COMMA),-,$(EXTRAS)))
 
-.PHONY: setup setup-test run test test-fast test-clients test-npm check bench clean
+.PHONY: setup setup-test run test test-fast test-clients test-npm soak check bench clean
 
 # A file stays on one worker: its fixtures are models and servers.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
@@ -92,6 +92,10 @@ test-npm: setup-test
 	else \
 		echo "not run: tests/clients_npm, the clients from npm (there is no npm on this machine)"; \
 	fi
+
+# Random traffic on a real server for 20 minutes (tests/soak.py); ARGS="--minutes 60 --seed 7".
+soak: setup-test
+	$(BIN)/python -m tests.soak $(ARGS)
 
 check: setup-test
 	$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }

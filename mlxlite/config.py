@@ -3,8 +3,8 @@
 Each field is spelled once, here, with its flag, environment variable, range and one line of help
 (spec 80 sections 2 and 3). A flag beats its variable, a variable beats the default, and a value
 that is not understood is an error at start, whichever way it came. Argument vectors are parsed by
-`cli`; the environment is read here and nowhere else, with one exception that has to come earlier:
-`MLXLITE_BLAS`, in `engine/backend.py`.
+`cli`; the environment is read here and nowhere else, but for two variables that are the engine's
+own: `MLXLITE_BLAS`, which has to come earlier, and `MLXLITE_CHECK`, which is for tests.
 """
 
 from __future__ import annotations
@@ -260,7 +260,8 @@ def build(flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) ->
     return Settings(**values)
 
 
-_OTHER_VARIABLES = frozenset({"MLXLITE_BLAS"})  # read by the engine's backend, before any setting
+# Read by the engine: which BLAS, before any setting; and whether it checks itself at each step.
+_OTHER_VARIABLES = frozenset({"MLXLITE_BLAS", "MLXLITE_CHECK"})
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from mlxlite.stream import Answer, Fold, deltas
 from mlxlite.types import Delta, Usage
 
 _MOST_UNREAD = 256  # deltas that wait for the reader, of all rows
+_RETRY_S = 0.1  # between two looks at a queue that is full of other requests' rows
 
 Indexed = AsyncGenerator[tuple[int, Delta], None]
 
@@ -35,8 +36,8 @@ async def together(
 ) -> Indexed:
     """Run prepared rows and yield (index, delta); like `stream.deltas`, which each goes through.
 
-    The first pair is empty and says that the engine took the first row. A row that the full queue
-    refuses later waits for one of its own; only if none is left does it fail.
+    The first pair is empty and says that the engine took the first row; Busy is raised only before
+    it. A row that the full queue refuses later waits: half an answer is not thrown away.
     """
     if len(rows) == 1:  # the usual case, without a task between
         async with aclosing(deltas(sessions, rows[0], label, metrics)) as pieces:
@@ -52,9 +53,10 @@ async def together(
                 try:
                     await crowd.start()
                 except Busy:
-                    if not crowd.running:
-                        raise
                     break
+            if crowd.is_resting:
+                await asyncio.sleep(_RETRY_S)
+                continue
             for pair in await crowd.take():
                 yield pair
     finally:
@@ -80,6 +82,11 @@ class _Crowd:
     @property
     def is_over(self) -> bool:
         return not (self.running or self.waiting or self._came or self._failed)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing comes by itself: rows wait, and none runs that they could follow."""
+        return not (self.running or self._came or self._failed)
 
     async def start(self) -> None:
         """Start the next row. Raises Busy or EngineDown; the row is still waiting then."""

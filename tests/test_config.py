@@ -154,7 +154,8 @@ def test_unknown_variables_are_refused(slip: str, near: str) -> None:
 
 
 def test_other_variables_pass() -> None:
-    environ = {"MLXLITE_BLAS": "/lib/libfast.so", "PATH": "/bin", "MLX_LITE": "x", "HOME": "/root"}
+    ours = {"MLXLITE_BLAS": "/lib/libfast.so", "MLXLITE_CHECK": "1"}
+    environ = {**ours, "PATH": "/bin", "MLX_LITE": "x", "HOME": "/root"}
     assert config.build({}, environ) == config.build({}, {})
 
 

@@ -197,6 +197,27 @@ def test_a_full_queue_waits_for_our_own() -> None:
     play(scene, room=1)
 
 
+def test_what_was_begun_waits_for_a_queue_full_of_others() -> None:
+    """Half an answer is not thrown away, nor a stream broken off, because others came between."""
+
+    async def scene(engine: Rows, pieces: Any) -> None:
+        await anext(pieces)
+        reader = asyncio.ensure_future(fold_together(pieces, 3))
+        await settle()
+        engine.room = 0
+        engine.end(0)
+        await settle()
+        assert not reader.done() and engine.open == {}
+        engine.room = 9
+        while len(engine.open) < 2:  # `play` has a deadline
+            await asyncio.sleep(0.01)
+        for row_id in (1, 2):
+            engine.end(row_id)
+        assert len(await reader) == 3
+
+    play(scene, room=1)
+
+
 def test_a_full_queue_without_ours_is_busy() -> None:
     async def scene(engine: Rows, pieces: Any) -> None:
         with pytest.raises(Busy):
@@ -350,7 +371,7 @@ def test_more_answers_than_the_queue_holds(tiny_folder: Any) -> None:
 
 def test_leaving_cancels_all(tiny_folder: Any) -> None:
     with LiveApp(tiny_folder) as server:
-        brake = Brake(server.worker._batch, "step", after=4)
+        brake = Brake(server.worker._loop.batch, "step", after=4)
         sock = connect(server.address)
         sock.sendall(post_bytes(CHAT, chat_body(n=5, stream=True, max_tokens=900)))
         brake.wait()
@@ -364,7 +385,7 @@ def test_leaving_cancels_all(tiny_folder: Any) -> None:
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_fault_in_one_row(tiny_folder: Any, is_stream: bool) -> None:
     with LiveApp(tiny_folder) as server:
-        batch = server.worker._batch
+        batch = server.worker._loop.batch
         original, calls = batch.open, []
 
         def broken(row: Any) -> None:

@@ -174,7 +174,9 @@ class Loop:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Whether to step. Tokens in flight are read before the engine rests, even if all rows are
+        held: only then is a held row's cache its own, and the memory of those that left free."""
+        return self.scheduler.has_work or (self.batch is not None and self.batch.is_busy)
 
     # ------------------------------------------------------------------------------ one step
 
@@ -187,7 +189,7 @@ class Loop:
             except Exception as error:
                 self._row_failed(row, error)
         step = self.scheduler.plan()
-        if not step.is_idle:
+        if not step.is_idle or self.batch.is_busy:
             self._step(step.prefill, step.prefill_tokens, list(step.decode))
         if self.is_abandoned:  # it hung, and another life has begun
             return
@@ -227,7 +229,7 @@ class Loop:
             mx.clear_cache()
         if self.budget is not None and self._counters.decode_steps % _COUNT_EVERY_STEPS == 0:
             self.budget.keep_within(self.scheduler.live)
-        if prefill is None:
+        if prefill is None and ready:
             self.step_s.append(time.perf_counter() - started)
 
     def _prefill(self, row: Row, tokens: int) -> None:
@@ -371,5 +373,7 @@ class Loop:
             assert not (pooled and row.cache is not None), "a row has two caches"
             awaited = row.waits_for
             assert awaited is None or live.get(awaited, len(live)) < live[row], "waits in vain"
+        if not self.batch.is_busy:
+            assert not placed, "a row is left behind"
         if not live:
-            assert not placed and not self.batch.is_busy, "something runs for nobody"
+            assert not self.batch.is_busy, "something runs for nobody"

@@ -112,6 +112,8 @@ class PromptCache:
             if other.waits_for is row and (reached is None or reached >= other.waits_until):
                 other.waits_for = None
                 self.take_over(other)
+                if reached is None:  # it left: one of those that waited goes on in its place
+                    self._wait_for_shared(other, rows)
 
     def keep(self, row: Row) -> None:
         """Keep the state of all tokens of a row that went through the model. What fails here is

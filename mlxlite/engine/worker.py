@@ -150,10 +150,12 @@ class Worker:
         loop, counters = self._loop, self._counters
         steps = list(loop.step_s)
         batch, prompts = loop.batch, loop.prompts
-        active = len(loop.scheduler.live)
+        live = list(loop.scheduler.live)
+        active = len(live)
         return {
             "state": self._state.value,
             "active_rows": active,
+            "held_rows": sum(row.is_held for row in live),
             "pending_rows": max(self._open_rows - active, 0),
             "max_rows": self._options.max_rows,
             "submitted_rows": counters.submitted,
