@@ -49,7 +49,7 @@ def server(tiny_folder: Path) -> Iterator[LiveApp]:
 
 def cut_small(server: LiveApp) -> None:
     """Prefill in chunks of 32 tokens, however fast this machine is."""
-    server.worker._scheduler.sizer = ChunkSizer(32, 32)
+    server.worker._loop.scheduler.sizer = ChunkSizer(32, 32)
 
 
 def begin(server: LiveApp, **body: Any) -> socket.socket:
@@ -83,7 +83,7 @@ def is_empty(batch: dict[str, Any]) -> bool:
 @ENDINGS
 def test_leaving_in_prefill(server: LiveApp, is_stream: bool, is_reset: bool) -> None:
     """Noticed between two chunks: the rest of the prompt is never run (F57)."""
-    brake = Brake(server.worker._batch, "prefill", after=1)
+    brake = Brake(server.worker._loop.batch, "prefill", after=1)
     sock = begin(server, messages=LONG, stream=is_stream)
     brake.wait()
     leave(sock, is_reset)
@@ -99,7 +99,7 @@ def test_leaving_in_prefill(server: LiveApp, is_stream: bool, is_reset: bool) ->
 @ENDINGS
 def test_leaving_in_decode(server: LiveApp, is_stream: bool, is_reset: bool) -> None:
     """Gone within one step, also where nothing is streamed (F56)."""
-    brake = Brake(server.worker._batch, "step", after=4)
+    brake = Brake(server.worker._loop.batch, "step", after=4)
     sock = begin(server, max_tokens=500, stream=is_stream)
     brake.wait()
     if is_stream:
@@ -118,8 +118,8 @@ def test_leaving_the_queue(tiny_folder: Path, is_stream: bool) -> None:
     """A request that waits for a row is forgotten before it costs anything."""
     with LiveApp(tiny_folder, batch="1") as server, ThreadPoolExecutor(1) as pool:
         alone = server.chat().text
-        prefills = Brake(server.worker._batch, "prefill", hold=False)
-        brake = Brake(server.worker._batch, "step")
+        prefills = Brake(server.worker._loop.batch, "prefill", hold=False)
+        brake = Brake(server.worker._loop.batch, "step")
         running = pool.submit(server.chat)
         brake.wait()
         done_prefills = prefills.calls
@@ -181,7 +181,7 @@ def test_pipelined_requests_answer_in_order(server: LiveApp) -> None:
 
 def test_queue_full(tiny_folder: Path) -> None:
     with LiveApp(tiny_folder, batch="1", queue="1") as server, ThreadPoolExecutor(2) as pool:
-        brake = Brake(server.worker._batch, "step")
+        brake = Brake(server.worker._loop.batch, "step")
         accepted = [pool.submit(server.chat)]
         brake.wait()
         accepted.append(pool.submit(server.chat, stream=True))
@@ -272,16 +272,16 @@ def test_a_fault_in_the_forward(
     """It ends the rows of that step, once, and the next request is answered (F54)."""
     caplog.set_level(logging.CRITICAL)
     alone = server.chat().text
-    batch = server.worker._batch
+    batch = server.worker._loop.batch
     assert batch is not None
-    original, calls = batch._forward, iter(range(1000))
+    original, calls = batch.lanes.forward, iter(range(1000))
 
     def failing(*args: Any) -> Any:
         if next(calls) == 3:
             raise RuntimeError("no memory left")
         return original(*args)
 
-    monkeypatch.setattr(batch, "_forward", failing)
+    monkeypatch.setattr(batch.lanes, "forward", failing)
     reply = server.chat(stream=is_stream)
     error = broken_off(reply) if is_stream else reply.error
     assert error["code"] == "engine_fault" and "no memory left" in error["message"]
@@ -299,14 +299,14 @@ def test_a_fault_in_prefill(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     alone = server.chat().text
-    original = server.worker._batch.prefill  # type: ignore[union-attr]
+    original = server.worker._loop.batch.prefill  # type: ignore[union-attr]
 
     def failing(row: Any, tokens: int) -> None:
         if len(row.spec.prompt_ids) > 200:
             raise RuntimeError("prompt of doom")
         original(row, tokens)
 
-    monkeypatch.setattr(server.worker._batch, "prefill", failing)
+    monkeypatch.setattr(server.worker._loop.batch, "prefill", failing)
     with ThreadPoolExecutor(2) as pool:
         good = pool.submit(server.chat)
         reply = pool.submit(server.chat, messages=LONG, stream=is_stream).result()
@@ -328,7 +328,8 @@ def test_a_bug_in_rendering(
     def broken(*args: Any) -> Any:
         raise KeyError("secret detail")
 
-    monkeypatch.setattr(f"mlxlite.api.openai.render_{'delta' if is_stream else 'whole'}", broken)
+    name = "Texts.frame" if is_stream else "render_whole"
+    monkeypatch.setattr(f"mlxlite.api.openai.{name}", broken)
     reply = server.chat(stream=is_stream, max_tokens=500 if is_stream else 5)
     error = broken_off(reply) if is_stream else reply.error
     assert error["message"] == "internal error" and b"secret" not in reply.body
@@ -340,10 +341,10 @@ def test_a_bug_in_rendering(
 
 def test_heartbeats_in_a_slow_prefill(tiny_folder: Path) -> None:
     """Comments between frames, one line each, and the answer is what it was (F17, F19)."""
-    with LiveApp(tiny_folder, heartbeat_s="0.05") as server:
+    with LiveApp(tiny_folder, heartbeat_s="0.05", prompt_cache="0") as server:
         cut_small(server)
         text = server.chat(messages=LONG).text
-        brake = Brake(server.worker._batch, "prefill", after=1)
+        brake = Brake(server.worker._loop.batch, "prefill", after=1)
         sock = begin(server, messages=LONG, stream=True)
         brake.wait()
         data = b""
@@ -381,7 +382,7 @@ def test_a_slow_client_holds_nobody_up(server: LiveApp) -> None:
 
 def test_leaving_does_not_wait_for_a_neighbours_prefill(server: LiveApp) -> None:
     """Cancels are taken between any two steps, whoever they serve."""
-    brake = Brake(server.worker._batch, "prefill", after=2)
+    brake = Brake(server.worker._loop.batch, "prefill", after=2)
     first = begin(server, max_tokens=900, stream=True)
     read_until(first, b'{"content":"')
     second = begin(server, messages=LONG, stream=True)

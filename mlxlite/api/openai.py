@@ -206,9 +206,9 @@ async def _chunks(
     """The chunks of all answers, each with its index; usage goes out once, alone and last, and
     only if asked (F20)."""
     seen: list[set[int]] = [set() for _ in range(n)]
-    texts = [Texts(style, index) for index in range(n)]
     usages: dict[int, Usage] = {}
     try:
+        texts = [Texts(style, index) for index in range(n)]
         for index in range(n):
             yield render_opening(style, index)
         async for index, delta in pieces:

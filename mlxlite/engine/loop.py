@@ -189,7 +189,7 @@ class Loop:
             except Exception as error:
                 self._row_failed(row, error)
         step = self.scheduler.plan()
-        if not step.is_idle or self.batch.is_busy:
+        if not step.is_idle or (self.batch.is_busy and self.scheduler.live):
             self._step(step.prefill, step.prefill_tokens, list(step.decode))
         if self.is_abandoned:  # it hung, and another life has begun
             return
