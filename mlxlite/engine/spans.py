@@ -99,7 +99,7 @@ def restore(match: Match, caches: list[Any]) -> None:
     place = 0
     for leaf in leaves(caches):
         if not is_cuttable(leaf):
-            leaf.state = tree_map(lambda value: value, next(states))  # its lists are the row's own
+            leaf.state = tree_map(_copied, next(states))  # a window is written in place
             continue
         columns = -(-(count + 1) // SLAB) * SLAB
         filled = []

@@ -1,0 +1,597 @@
+"""The prompt cache in a running engine: what it gives back is what a cold run would have computed.
+
+Every row is asked for again on an engine without a prompt cache, and must say the same; what the
+cache holds must stay as it was to the bit. `MLXLITE_CHECK=1` lets the engine verify itself too.
+One model a kind of cache: those that can be cut anywhere, windows, recurrent ones, and mixtures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlxlite.engine.lanes import Lanes, cache_arrays
+from mlxlite.engine.prefix import PrefixTree
+from mlxlite.engine.scheduler import ChunkSizer
+from mlxlite.engine.spans import restore
+from mlxlite.engine.worker import Worker, WorkerOptions
+from mlxlite.types import Finish, RowSpec, Sampling, Verdict
+from tests import kv_configs, tiny
+from tests.rows import PATIENCE_S, Heard, Scripted
+
+import mlx.core as mx  # isort: skip
+
+pytestmark = pytest.mark.slow
+
+FAMILIES = ("llama", "gemma3_text", "falcon_h1")  # that are asked everything
+OTHERS = ("deepseek_v3", "deepseek_v32", "gpt_oss", "mamba", "qwen3_next", "recurrent_gemma")
+CUTTABLE = {"llama", "deepseek_v3", "deepseek_v32"}  # the others: only where a checkpoint is
+CHUNK = 32
+SEEDED = Sampling(1.0, 0.95, seed=11)
+PENALISED = Sampling(repetition_penalty=1.7, frequency_penalty=0.8, presence_penalty=0.5)
+
+
+def ids_of(count: int, seed: int = 0) -> tuple[int, ...]:
+    """Ids that the tiny models' vocabularies all have."""
+    return tuple(random.Random(seed).choices(range(3, 64), k=count))
+
+
+def start(engine: Worker, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> Heard:
+    """Submit a row; how: fields of its spec, and `at_event` of its sink."""
+    heard = Heard(how.pop("at_event", None))
+    how = {"sampling": Sampling(), "eos_ids": frozenset(), **how}
+    spec = RowSpec(prompt_ids=tuple(prompt), max_tokens=max_tokens, **how)
+    heard.row_id = engine.submit(spec, heard)
+    return heard
+
+
+def ask(engine: Worker, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> Heard:
+    heard = start(engine, prompt, max_tokens, **how)
+    assert heard.finish in (Finish.LENGTH, Finish.EOS, Finish.GUIDE)
+    return heard
+
+
+def run_engine(options: WorkerOptions, cache_bytes: int) -> Worker:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLXLITE_CHECK", "1")  # read when an engine is made
+        worker = Worker(dataclasses.replace(options, prompt_cache_bytes=cache_bytes))
+        worker.start()
+        worker.wait_ready(PATIENCE_S)
+    worker._loop.scheduler.sizer = ChunkSizer(CHUNK, CHUNK)
+    while worker.stats()["jobs"]["open"]:  # the judge's job, a slice a step
+        ask(worker, (5,), 2)
+    assert worker.stats()["shares_forwards"]
+    return worker
+
+
+class Pair:
+    """Two engines of one model: one that remembers, one that does not; and the model itself."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.is_cuttable = kind in CUTTABLE
+        config = {**kv_configs.config_of(kind), "num_hidden_layers": 2}
+        if kind == "llama":
+            config |= {"layer_types": None, "sliding_window": None}
+        tiny.make_model(folder / kind, **config)
+        self.model = tiny.build({**tiny.CONFIG, **config})
+        self.options = WorkerOptions(
+            folder / kind, folder / "dense", folder / "kernels", max_rows=4, max_waiting=40
+        )
+        self.warm, self.cold = (run_engine(self.options, size) for size in (1 << 28, 0))
+
+    def stop(self) -> None:
+        for worker in (self.warm, self.cold):
+            worker.stop()
+            assert worker.stats()["restarts"] == 0
+
+    @property
+    def tree(self) -> PrefixTree:
+        """Only to be touched while nothing runs."""
+        prompts = self.warm._loop.prompts
+        assert prompts is not None
+        return prompts.tree
+
+    def check(self, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> Heard:
+        """Ask both; they must agree. Returns what the one that remembers said."""
+        heard = ask(self.warm, prompt, max_tokens, **how)
+        assert heard.ids == ask(self.cold, prompt, max_tokens, **how).ids
+        return heard
+
+    def cached(self, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> int:
+        return self.check(prompt, max_tokens, **how).done.cached_tokens
+
+    def plain(self, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> list[int]:
+        return ask(self.cold, prompt, max_tokens, **how).ids
+
+    def computed(self) -> int:
+        """Prompt tokens that went through the model so far."""
+        stats = self.warm.stats()
+        return int(stats["prompt_tokens"] - stats["cached_tokens"])
+
+    def paths(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Every prefix that is kept as such: its namespace and ids."""
+        found = []
+        for name, root in self.tree._roots.items():
+            waiting = [(node, b"") for node in root.children.values()]
+            while waiting:
+                node, above = waiting.pop()
+                key = above + node.edge
+                if self.is_cuttable or node.checkpoint is not None:
+                    found.append((name, tuple(np.frombuffer(key, dtype=np.uint32).tolist())))
+                waiting += [(child, key) for child in node.children.values()]
+        return found
+
+    def payloads(self) -> list[mx.array]:
+        """Every array that is kept."""
+        nodes = [node for root in self.tree._roots.values() for node in root.below()]
+        kept = [
+            (getattr(node.span, "pairs", ()), getattr(node.checkpoint, "states", ()))
+            for node in nodes
+        ]
+        return [leaf for _, leaf in tree_flatten(kept) if isinstance(leaf, mx.array)]
+
+    def verify(self) -> None:
+        """Whatever is kept is the state of exactly its ids: the next token's logits say so."""
+        paths = self.paths()
+        for name, ids in random.Random(1).sample(paths, min(len(paths), 8)):
+            match = self.tree.match((*ids, 7), len(ids), name)
+            assert match is not None and match.length == len(ids)
+            caches = Lanes(self.model).new_cache()
+            restore(match, caches)
+            found = self.model(mx.array([[7]]), cache=caches)[0, -1]
+            fresh = Lanes(self.model).new_cache()
+            self.model(mx.array([ids]), cache=fresh)
+            mx.eval(cache_arrays(fresh))
+            expected = np.array(self.model(mx.array([[7]]), cache=fresh)[0, -1])
+            away = np.abs(np.array(found) - expected).max()
+            assert away < 1e-3 * expected.std(), f"not the state of {len(ids)} ids"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    pair = Pair(tmp_path_factory.mktemp("pair"), request.param)
+    yield pair
+    pair.stop()
+
+
+@pytest.fixture
+def pair(family: Pair) -> Iterator[Pair]:
+    family.tree.clear()
+    yield family
+    for worker in (family.warm, family.cold):
+        stats = worker.stats()
+        assert (stats["active_rows"], stats["pending_rows"], stats["restarts"]) == (0, 0, 0)
+    family.verify()
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_kind_of_cache_gives_back_what_a_cold_run_computes(kind: str, tmp_path: Path) -> None:
+    pair = Pair(tmp_path, kind)
+    base = ids_of(40)
+    said = pair.check(base, 12).ids
+    rest = ids_of(9, 1)
+    for prompt in (base, (*base, *said), (*base, *said), (*base, *rest), (*base[:20], *rest)):
+        pair.check(prompt, 12)
+    assert pair.cached((*base, *said)) == 51
+    rows = [start(pair.warm, (*ids_of(200, 5), 3 + n), 5) for n in range(3)]
+    assert sorted(row.done.cached_tokens for row in rows) == [0, 200, 200]
+    for n, row in enumerate(rows):
+        assert row.ids == pair.plain((*ids_of(200, 5), 3 + n), 5)
+    pair.verify()
+    pair.stop()
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+# --------------------------------------------------------------------- cached equals cold
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SEEDED, PENALISED], ids=["greedy", "seed", "pen"])
+def test_prompts_that_share_a_beginning_say_what_they_say_alone(
+    pair: Pair, sampling: Sampling
+) -> None:
+    base = ids_of(60)
+    first = pair.check(base, 6, sampling=sampling)
+    assert first.done.cached_tokens == 0
+    kept = (*base, *first.ids[:5])
+    kinds = {
+        "again": base,
+        "once more": base,
+        "longer": (*base, *ids_of(20, 1)),
+        "shorter": base[:40],
+        "diverging": (*base[:30], *ids_of(30, 2)),
+        "longer by one": (*base, 3),
+        "shorter by one": base[:-1],
+        "other": ids_of(60, 3),
+    }
+    for name, prompt in kinds.items():
+        cached = pair.cached(prompt, 6, sampling=sampling)
+        if pair.is_cuttable:
+            assert cached >= min(common(kept, prompt), len(prompt) - 1), name
+        elif name in ("again", "once more", "longer", "longer by one"):
+            assert cached >= 59, name
+        assert name != "other" or cached <= common(kept, prompt)
+
+
+def test_what_is_kept_does_not_change_when_it_is_used(pair: Pair) -> None:
+    base = ids_of(40)
+    said = pair.check(base, 12).ids
+    kept = [(array, np.array(array, copy=True)) for array in pair.payloads()]
+    assert kept
+    rest = ids_of(9, 1)
+    for prompt in (base, (*base, *said), (*base, *said), (*base, 5), (*base, *rest), base[:-9]):
+        pair.check(prompt, 12)
+    for array, copy in kept:
+        assert np.array_equal(np.array(array), copy)
+
+
+def test_two_rows_that_use_one_prefix_at_once_do_not_meet(pair: Pair) -> None:
+    base = ids_of(40)
+    pair.check(base)
+    prompts = [base, base, (*base, 5, 6), (*base, 9)]
+    rows = [start(pair.warm, prompt, 9) for prompt in prompts]
+    assert [row.done.cached_tokens >= 39 for row in rows] == [True] * 4
+    assert [row.ids for row in rows] == [pair.plain(prompt, 9) for prompt in prompts]
+
+
+def test_the_turns_of_a_chat_compute_only_what_is_new(pair: Pair) -> None:
+    prompt = ids_of(50)
+    answered = 0
+    for turn in range(4):
+        heard = pair.check(prompt, 7)
+        assert heard.done.cached_tokens == answered, turn
+        answered = len(prompt) + 6  # the newest token was not run
+        prompt = (*prompt, *heard.ids, *ids_of(8, turn + 1))
+
+
+def test_a_turn_that_drops_its_primer_starts_from_the_boundary(pair: Pair) -> None:
+    first = ids_of(300)
+    pair.check(first, 3, snapshot_at=280)
+    second = (*first[:280], *ids_of(40, 1))
+    shared = common(first, second)
+    assert pair.cached(second, 3, snapshot_at=310) == (shared if pair.is_cuttable else 280)
+    third = (*second[:310], *ids_of(30, 2))
+    assert pair.cached(third, 3) >= 310
+
+
+@pytest.mark.parametrize("snapshot_at", [1, 299, 5000])
+def test_odd_boundaries_do_no_harm(pair: Pair, snapshot_at: int) -> None:
+    prompt = ids_of(300)
+    pair.check(prompt, 2, snapshot_at=snapshot_at)
+    assert pair.cached(prompt, 2, snapshot_at=snapshot_at) == 299
+
+
+def test_a_namespace_sees_only_its_own(pair: Pair) -> None:
+    prompt = ids_of(60)
+    cached = [pair.cached(prompt, namespace=name) for name in ("", "a", "b", "a", "")]
+    assert cached == [0, 0, 0, 59, 59]
+    rows = [start(pair.warm, ids_of(200, 5), namespace=name) for name in ("", "a", "a")]
+    assert [row.done.cached_tokens for row in rows] == [0, 0, 199], "nor waits for another's"
+
+
+def test_scored_prompts_are_run_whole_and_not_kept(pair: Pair) -> None:
+    prompt = ids_of(60)
+    scored = {"prompt_logprobs": True, "top_logprobs": 0}
+    assert pair.cached(prompt, 2, **scored) == 0
+    assert not pair.paths()
+    pair.check(prompt, 2)
+    heard = pair.check(prompt, 2, **scored)
+    assert heard.done.cached_tokens == 0
+    assert sum(len(event.logprobs) for event in heard.events) == 59 + 2
+
+
+# ---------------------------------------------------------------------- keys, however it ends
+
+
+def stop_at(count: int, keep: int = 1, may_steer: bool = False) -> Scripted:
+    def decide(ids: list[int], new: Sequence[int]) -> Verdict | None:
+        return Verdict(keep=keep, stop=True) if len(ids) == count else None
+
+    return Scripted(decide, may_steer)
+
+
+@pytest.mark.parametrize("may_steer", [False, True], ids=["ahead", "steered"])
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_guide_that_stops_leaves_an_exact_key(
+    pair: Pair, at: int, keep: int, may_steer: bool
+) -> None:
+    prompt = ids_of(30)
+    said = pair.plain(prompt, 9)
+    heard = ask(pair.warm, prompt, 9, guide=stop_at(at, keep, may_steer))
+    assert heard.finish is Finish.GUIDE and heard.ids == said[: at - 1 + keep]
+    assert pair.cached((*prompt, *said[:8])) >= 30 + at - 1
+
+
+def test_forced_tokens_are_part_of_the_key(pair: Pair) -> None:
+    prompt, forced = ids_of(30), (7, 9, 11, 13)
+
+    def decide(ids: list[int], new: Sequence[int]) -> Verdict | None:
+        return Verdict(keep=len(new), forced=forced if len(ids) == 2 else ())
+
+    heard = ask(pair.warm, prompt, 8, guide=Scripted(decide))
+    assert tuple(heard.ids[2:6]) == forced
+    assert pair.cached((*prompt, *heard.ids, 5)) == 30 + 7
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_eos_leaves_an_exact_key(pair: Pair, at: int) -> None:
+    for seed in range(20):
+        prompt = ids_of(30, seed)
+        said = pair.plain(prompt, 9)
+        if said[at] not in said[:at]:
+            break
+    heard = ask(pair.warm, prompt, 9, eos_ids=frozenset([said[at]]))
+    assert heard.finish is Finish.EOS and heard.ids == said[:at]
+    assert pair.cached((*prompt, *said[:8])) >= 30 + at
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_an_answer_cut_short_leaves_an_exact_key(pair: Pair, max_tokens: int) -> None:
+    prompt = ids_of(30)
+    said = pair.check(prompt, max_tokens).ids
+    assert pair.cached((*prompt, *said, 5, 6)) == 29 + max_tokens
+
+
+@pytest.mark.parametrize("has_neighbour", [False, True])
+def test_a_row_given_up_while_it_decodes_leaves_an_exact_key(
+    pair: Pair, has_neighbour: bool
+) -> None:
+    prompt = ids_of(30)
+    said = pair.plain(prompt, 30)
+
+    def at_third(heard: Heard) -> None:
+        if len(heard.ids) == 3:
+            pair.warm.cancel(heard.row_id)
+
+    other = start(pair.warm, ids_of(20, 4), 25) if has_neighbour else None
+    heard = start(pair.warm, prompt, 30, at_event=at_third)
+    assert heard.finish is Finish.CANCELLED and heard.ids == said[:3]
+    if other is not None:
+        assert other.done and other.ids == pair.plain(ids_of(20, 4), 25)
+    assert 32 <= pair.cached((*prompt, *said[:20])) <= 34
+
+
+class Chunks:
+    """Calls something after each chunk of any prompt, on the engine thread."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, engine: Worker, after: Any) -> None:
+        batch: Any = engine._loop.batch
+        real = batch.prefill
+        self.run: list[tuple[int, int]] = []
+
+        def prefill(row: Any, tokens: int) -> Any:
+            found = real(row, tokens)
+            self.run.append((row.id, tokens))
+            after(row, [size for number, size in self.run if number == row.id])
+            return found
+
+        patch.setattr(batch, "prefill", prefill)
+
+
+def test_a_row_given_up_in_its_prompt_leaves_an_exact_key(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after(row: Any, sizes: list[int]) -> None:
+        if len(sizes) == 2:
+            pair.warm.cancel(row.id)
+
+    prompt = ids_of(150)
+    with monkeypatch.context() as patch:
+        chunks = Chunks(patch, pair.warm, after)
+        heard = start(pair.warm, prompt)
+        assert heard.finish is Finish.CANCELLED and len(chunks.run) == 2
+    assert pair.cached(prompt) == sum(size for _, size in chunks.run)
+
+
+class Holding(Heard):
+    """A sink whose reader falls behind at some events; `resume` is up to the test."""
+
+    def __init__(self, at: Sequence[int], and_then: Any) -> None:
+        super().__init__()
+        self._at, self._and_then = at, and_then
+
+    def __call__(self, event: Any) -> bool:  # type: ignore[override]
+        super().__call__(event)
+        if event.done is None and len(self.ids) in self._at:
+            self._and_then(self)
+            return True
+        return False
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_row_that_was_held_says_the_same_and_leaves_an_exact_key(pair: Pair, others: int) -> None:
+    prompt = ids_of(30)
+    beside = [start(pair.warm, ids_of(20 + n, 7 + n), 30) for n in range(others)]
+    held = Holding([2, 5], lambda heard: pair.warm.resume(heard.row_id))
+    held.row_id = pair.warm.submit(RowSpec(prompt, Sampling(), 12, frozenset()), held)
+    assert held.finish is Finish.LENGTH
+    said = pair.plain(prompt, 12)
+    assert held.ids == said
+    for n, row in enumerate(beside):
+        assert row.done and row.ids == pair.plain(ids_of(20 + n, 7 + n), 30)
+    assert pair.cached((*prompt, *said, 4)) == 30 + 11
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_row_given_up_while_it_is_held_leaves_an_exact_key(pair: Pair, others: int) -> None:
+    prompt = ids_of(30)
+    beside = [start(pair.warm, ids_of(20 + n, 7 + n), 30) for n in range(others)]
+    held = Holding([3], lambda heard: pair.warm.cancel(heard.row_id))
+    held.row_id = pair.warm.submit(RowSpec(prompt, Sampling(), 12, frozenset()), held)
+    assert held.finish is Finish.CANCELLED
+    for n, row in enumerate(beside):
+        assert row.done and row.ids == pair.plain(ids_of(20 + n, 7 + n), 30)
+    assert pair.cached((*prompt, *held.ids, 4)) >= 32
+
+
+# ---------------------------------------------------------------------------- work is shared
+
+
+def test_the_same_long_prompt_is_computed_once(pair: Pair) -> None:
+    pair.check(ids_of(5))
+    before, prompt = pair.computed(), ids_of(300)
+    rows = [start(pair.warm, prompt, 5) for _ in range(4)]
+    assert sorted(row.done.cached_tokens for row in rows) == [0, 299, 299, 299]
+    assert pair.computed() - before == 299
+    assert [row.ids for row in rows] == [pair.plain(prompt, 5)] * 4
+
+
+def test_conversations_share_their_system_prompt(pair: Pair) -> None:
+    system = ids_of(290)
+    prompts = [(*system, 3 + n, *ids_of(20, n)) for n in range(4)]
+    rows = [start(pair.warm, prompt, 5) for prompt in prompts]
+    assert sorted(row.done.cached_tokens for row in rows) == [0, 290, 290, 290]
+    for row, prompt in zip(rows, prompts, strict=True):
+        assert row.ids == pair.plain(prompt, 5)
+
+
+def test_conversations_one_after_the_other_share_it_by_its_boundary(pair: Pair) -> None:
+    system = ids_of(290)
+    prompts = [(*system, 3 + n, *ids_of(20, n)) for n in range(4)]
+    cached = [pair.cached(prompt, 5, snapshot_at=290) for prompt in prompts]
+    assert cached == [0, 290, 290, 290]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_who_waits_goes_on_when_the_other_is_given_up(
+    pair: Pair, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = ids_of(300)
+    rows: list[Heard] = []
+
+    def after(row: Any, sizes: list[int]) -> None:
+        if len(sizes) == 2 and row.id == rows[0].row_id:
+            pair.warm.cancel(row.id)
+
+    with monkeypatch.context() as patch:
+        chunks = Chunks(patch, pair.warm, after)
+        gate = [start(pair.warm, ids_of(3, 9), 1, at_event=lambda heard: submit())]
+
+        def submit() -> None:
+            rows.extend(start(pair.warm, prompt, 5) for _ in range(count))
+
+        assert gate[0].done
+        assert [row.finish for row in rows[:1]] == [Finish.CANCELLED]
+        assert [row.finish for row in rows[1:]] == [Finish.LENGTH] * (count - 1)
+    done = sum(size for number, size in chunks.run if number == rows[0].row_id)
+    assert rows[1].done.cached_tokens == done
+    assert sum(size for _, size in chunks.run) <= 299 + 2, "nothing is computed twice"
+    assert [row.ids for row in rows[1:]] == [pair.plain(prompt, 5)] * (count - 1)
+
+
+def test_a_failed_prompt_does_not_stop_who_waits_for_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, failed = ids_of(300), list[int]()
+
+    def after(row: Any, sizes: list[int]) -> None:
+        if len(sizes) == 2 and not failed:
+            failed.append(row.id)
+            raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        Chunks(patch, pair.warm, after)
+        rows = [start(pair.warm, prompt, 5) for _ in range(3)]
+        ends = {row.row_id: row.finish for row in rows}
+    assert [number for number, end in ends.items() if end is Finish.ERROR] == failed
+    for row in rows:
+        if row.row_id not in failed:
+            assert row.ids == pair.plain(prompt, 5)
+
+
+def test_a_prompt_is_reused_while_its_first_row_still_decodes(pair: Pair) -> None:
+    prompt = ids_of(60)
+    late: list[Heard] = []
+
+    def at_third(heard: Heard) -> None:
+        if len(heard.ids) == 3:
+            late.append(start(pair.warm, (*prompt[:-1], 3), 6))
+
+    early = start(pair.warm, prompt, 30, at_event=at_third)
+    assert early.done and late[0].done.cached_tokens == 59
+    assert late[0].ids == pair.plain((*prompt[:-1], 3), 6)
+    assert early.ids == pair.plain(prompt, 30)
+
+
+# -------------------------------------------------------------------------------- its limits
+
+
+def test_nothing_is_kept_without_room(pair: Pair) -> None:
+    before = pair.cold.stats()
+    for _ in range(2):
+        assert ask(pair.cold, ids_of(300)).done.cached_tokens == 0
+    cache = pair.cold.stats()["prompt_cache"]
+    assert (cache["nodes"], cache["bytes"], cache["hits"], cache["misses"]) == (0, 0, 0, 0)
+    assert pair.cold.stats()["cached_tokens"] == before["cached_tokens"] == 0
+
+
+def test_a_small_cache_forgets_the_oldest_and_stays_right(pair: Pair) -> None:
+    pair.check(ids_of(60))
+    limit, used = pair.tree.max_bytes, pair.tree.nbytes
+    pair.tree.max_bytes = int(used * 2.5)
+    try:
+        evicted = pair.tree.evictions
+        for seed in (1, 2, 3, 1, 3, 4, 3):
+            pair.check(ids_of(60, seed))
+            assert 0 < pair.tree.nbytes <= pair.tree.max_bytes
+        assert pair.tree.evictions > evicted
+        assert pair.cached(ids_of(60, 3)) == 59 and pair.cached(ids_of(60, 2)) < 10
+        pair.tree.max_bytes = 100  # nothing fits: whoever waited has waited in vain
+        pair.tree.clear()
+        rows = [start(pair.warm, ids_of(200, 8), 4) for _ in range(2)]
+        assert [row.done.cached_tokens for row in rows] == [0, 0]
+        assert [row.ids for row in rows] == [pair.plain(ids_of(200, 8), 4)] * 2
+    finally:
+        pair.tree.max_bytes = limit
+
+
+def test_short_prompts_are_not_kept(pair: Pair) -> None:
+    for length in (1, 2, 9):
+        assert pair.cached(ids_of(length), 2) == 0
+    assert not pair.paths()
+
+
+# ------------------------------------------------------------------------------------ traffic
+
+
+def test_random_traffic_says_what_cold_rows_say(pair: Pair) -> None:
+    draw = random.Random(8)
+    prompts = [ids_of(draw.randint(1, 90))]
+    rows: list[tuple[Heard, tuple[int, ...], int, Sampling]] = []
+    for number in range(20):
+        known = draw.choice(prompts)
+        prompt = (*known[: draw.randint(0, len(known))], *ids_of(draw.randint(1, 70), number))
+        prompts.append(prompt)
+        count = draw.randint(1, 14)
+        sampling = draw.choice([Sampling(), SEEDED, PENALISED])
+        leaves_at = draw.randint(1, 30)
+
+        def at_event(heard: Heard, leaves_at: int = leaves_at) -> None:
+            if len(heard.ids) == leaves_at:
+                pair.warm.cancel(heard.row_id)
+
+        how: dict[str, Any] = {"sampling": sampling, "snapshot_at": draw.randint(0, 80)}
+        rows.append(
+            (start(pair.warm, prompt, count, at_event=at_event, **how), prompt, count, sampling)
+        )
+        if draw.random() < 0.3:
+            assert rows[-1][0].done
+    for heard, prompt, count, sampling in rows:
+        assert heard.done.finish in (Finish.LENGTH, Finish.CANCELLED)
+        said = pair.plain(prompt, count, sampling=sampling)
+        assert heard.ids == said[: len(heard.ids)]
+        assert heard.finish is Finish.CANCELLED or len(heard.ids) == count
+    assert pair.warm.stats()["prompt_cache"]["hits"]
