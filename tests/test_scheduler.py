@@ -2,7 +2,8 @@
 
 The fake takes a plan, pretends to run it at a random speed and gives back what a worker would. What
 must hold whatever the schedule: rows are admitted in order, none is lost, each ends exactly once, a
-step holds one chunk at most, and a chunk keeps to its bounds.
+step holds one chunk at most, a chunk keeps to its bounds and ends at marks, prompts take turns, who
+has no room is not overtaken, and the scheduler says truthfully whether there is work.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -39,11 +41,16 @@ def test_scheduler_needs_no_mlx() -> None:
 
 @dataclass
 class Trial:
-    """One random schedule: rows come and go while a fake forward runs the plans."""
+    """One random schedule: rows come and go while a fake forward runs the plans.
+
+    Memory is a number of tokens. Some rows are held for a while, some wait for what an earlier one
+    computes, and some have lengths at which their state is to be kept.
+    """
 
     seed: int
     events: dict[int, list[Event]] = field(default_factory=dict)
     admitted: list[int] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)  # what happened in it
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -51,9 +58,11 @@ class Trial:
         sizer = ChunkSizer(
             smallest, smallest * self.random.choice([1, 4, 16]), self.random.uniform(1, 5000)
         )
-        self.scheduler = Scheduler(self.random.randint(1, 4), sizer)
+        self.room = self.random.choice([10**9, self.random.randint(1, 600)])
+        self.scheduler = Scheduler(self.random.randint(1, 4), sizer, self.has_room)
         self.rows = [self.new_row(n) for n in range(self.random.randint(1, 12))]
         self.speed = self.random.uniform(10, 5000)  # tokens a second of the fake forward
+        self.is_turn_of_shortest = False
 
     def new_row(self, number: int) -> Row:
         draw = self.random
@@ -62,6 +71,10 @@ class Trial:
         self.events[number] = []
         return Row(number, spec, self.events[number].append)
 
+    def has_room(self, row: Row, running: Iterable[Row]) -> bool:
+        taken = [len(other.spec.prompt_ids) for other in running]
+        return not taken or sum(taken) + len(row.spec.prompt_ids) <= self.room
+
     def run(self) -> None:
         coming = list(self.rows)
         for _ in range(5000):
@@ -69,32 +82,77 @@ class Trial:
                 self.scheduler.submit(coming.pop(0))
             if self.random.random() < 0.03 and self.scheduler.rows:
                 self.end(self.random.choice(self.scheduler.rows), Finish.CANCELLED)
+            for row in self.scheduler.live:
+                if row.is_held and self.random.random() < 0.2:
+                    row.is_held = False
+            had_work = self.scheduler.has_work
+            for row in self.scheduler.admit():
+                self.begin(row)
+            self.check_admission()
             step = self.scheduler.plan()
             self.check(step)
-            if step.is_idle and not coming:
+            assert had_work or step.is_idle, "it rests while there is work"
+            assert not (step.is_idle and self.scheduler.has_work), "it never rests"
+            if not self.scheduler.rows and not coming:
                 return
             self.forward(step)
         pytest.fail(f"schedule {self.seed} does not end")
 
-    def check(self, step: Step) -> None:
+    def begin(self, row: Row) -> None:
+        """What the prompt cache does with a row that is let in."""
+        self.admitted.append(row.id)
+        prompt = len(row.spec.prompt_ids) - 1
+        earlier = self.scheduler.live[: self.scheduler.live.index(row)]
+        donors = [other for other in earlier if other.prompt_left > 1 and other.fed < prompt]
+        if donors and self.random.random() < 0.5:
+            donor = self.random.choice(donors)
+            most = min(len(donor.spec.prompt_ids) - 1, prompt)
+            row.waits_for, row.waits_until = donor, self.random.randint(donor.fed + 1, most)
+            donor.mark(row.waits_until)
+            self.seen.add("waits")
+        for _ in range(self.random.randint(0, 2)):
+            if prompt > 0:
+                row.mark(self.random.randint(1, prompt))
+
+    def let_go(self, donor: Row, reached: int | None) -> None:
+        for row in self.scheduler.live:
+            if row.waits_for is donor and (reached is None or reached >= row.waits_until):
+                row.waits_for = None
+                row.fed = donor.fed if reached is None else row.waits_until
+                row.fed = min(row.fed, len(row.spec.prompt_ids) - 1)
+
+    def check_admission(self) -> None:
         live, waiting = self.scheduler.live, list(self.scheduler.waiting)
-        assert len(live) <= self.scheduler.max_rows
-        assert not waiting or len(live) == self.scheduler.max_rows, "a free place stays empty"
+        running = [row for row in live if not row.is_held]
         assert all(row.phase is Phase.WAITING for row in waiting)
-        for row in live:
-            if row.id not in self.admitted:
-                self.admitted.append(row.id)
-        assert set(step.decode) == {row for row in live if row.phase is Phase.DECODE}
+        if waiting:
+            is_full = len(running) >= self.scheduler.max_rows
+            assert is_full or not self.has_room(waiting[0], live), "a free place stays empty"
+            self.seen.add("full" if is_full else "no room")
+        if len(live) > self.scheduler.max_rows:
+            self.seen.add("held and not in the way")
+
+    def check(self, step: Step) -> None:
+        free = [row for row in self.scheduler.live if not row.is_held]
+        assert list(step.decode) == [row for row in free if row.phase is Phase.DECODE]
         assert all(row.prompt_left == 0 for row in step.decode)
-        prefilling = [row for row in live if row.phase is Phase.PREFILL]
-        assert step.prefill is (prefilling[0] if prefilling else None), "who waited longest goes on"
-        if step.prefill is not None:
-            self.check_chunk(step.prefill_tokens, step.prefill.prompt_left, bool(step.decode))
+        prompts = [row for row in free if row.phase is Phase.PREFILL and row.waits_for is None]
+        assert (step.prefill is None) == (not prompts)
+        if step.prefill is None:
+            return
+        shortest = min(prompts, key=lambda row: row.prompt_left)
+        assert step.prefill is (shortest if self.is_turn_of_shortest else prompts[0])
+        self.is_turn_of_shortest = not self.is_turn_of_shortest
+        if len(prompts) > 1:
+            self.seen.add("several prompts")
+        marks = [mark for mark in step.prefill.marks if mark > step.prefill.fed]
+        left = min([step.prefill.prompt_left, *(mark - step.prefill.fed for mark in marks)])
+        self.check_chunk(step.prefill_tokens, left, bool(step.decode) or len(prompts) > 1)
 
     def check_chunk(self, tokens: int, left: int, is_shared: bool) -> None:
         sizer = self.scheduler.sizer
         budget_s = SHARED_CHUNK_BUDGET_S if is_shared else CHUNK_BUDGET_S
-        assert 0 < tokens <= left
+        assert 0 < tokens <= left, "a chunk ends at the prompt's end, and at each mark"
         assert tokens <= sizer.largest
         assert tokens >= min(sizer.smallest // 2, left)  # two even halves at the least
         if tokens > sizer.smallest:
@@ -105,24 +163,31 @@ class Trial:
             seconds = step.prefill_tokens / self.speed * self.random.uniform(0.5, 2) + 1e-3
             self.scheduler.prefilled(row, step.prefill_tokens, seconds)
             assert row.fed <= len(row.spec.prompt_ids) - 1
+            self.let_go(row, row.fed)
         for row in step.decode:
             row.sampled += 1
             row.accepted += 1
             row.sink(Event(ids=(row.accepted,)))
             if row.accepted == row.spec.max_tokens:
                 self.end(row, Finish.LENGTH)
+            elif self.random.random() < 0.1:
+                row.is_held = True
+                self.seen.add("held")
 
     def end(self, row: Row, finish: Finish) -> None:
         self.scheduler.remove(row)
+        self.let_go(row, None)
         row.end(finish)
 
 
 @pytest.mark.slow
 def test_no_row_is_lost_whatever_the_schedule() -> None:
     cancelled = set()
+    seen = set[str]()
     for seed in range(2000):
         trial = Trial(seed)
         trial.run()
+        seen |= trial.seen
         assert not trial.scheduler.rows
         assert trial.admitted == sorted(trial.admitted), "first come, first served"
         for row in trial.rows:
@@ -139,6 +204,9 @@ def test_no_row_is_lost_whatever_the_schedule() -> None:
                 was_prefilled = row.prompt_left == 0
                 cancelled.add((row.id in trial.admitted, was_prefilled, bool(tokens)))
     assert cancelled >= {(False, False, False), (True, False, False), (True, True, True)}
+    assert seen == {
+        *("waits", "full", "no room", "held", "held and not in the way", "several prompts")
+    }
 
 
 def test_a_row_ends_once() -> None:
@@ -162,6 +230,7 @@ def test_a_long_prompt_delays_a_running_row_by_one_chunk_a_step() -> None:
     )
     scheduler.submit(short)
     scheduler.submit(long)
+    assert scheduler.admit() == [short, long]
     chunks = 0
     while (step := scheduler.plan()).prefill is not None:
         assert step.prefill is long and step.decode == (short,)
@@ -169,6 +238,62 @@ def test_a_long_prompt_delays_a_running_row_by_one_chunk_a_step() -> None:
         chunks += 1
     assert chunks == 10
     assert scheduler.plan().decode == (short, long)
+
+
+def prompt(scheduler: Scheduler, length: int) -> Row:
+    row = Row(length, RowSpec((1,) * length, Sampling(), 9, frozenset()), lambda event: None)
+    scheduler.submit(row)
+    return row
+
+
+def test_prompts_take_turns_so_that_none_starves() -> None:
+    scheduler = Scheduler(40, ChunkSizer(8, 8))
+    long = prompt(scheduler, 801)
+    chunks = []
+    for number in range(100):  # a short one comes at every step
+        prompt(scheduler, 9)
+        scheduler.admit()
+        step = scheduler.plan()
+        assert step.prefill is not None
+        chunks.append(step.prefill is long)
+        scheduler.prefilled(step.prefill, step.prefill_tokens, 0.01)
+        for row in scheduler.live[:]:
+            if row.phase is Phase.DECODE:
+                scheduler.remove(row)
+        if number == 1:
+            assert chunks == [True, False], "the short one has one chunk to wait for"
+    assert chunks == [True, False] * 50
+
+
+def test_who_has_no_room_is_not_overtaken() -> None:
+    taken = {"tokens": 0}
+
+    def has_room(row: Row, running: Iterable[Row]) -> bool:
+        taken["tokens"] = sum(len(other.spec.prompt_ids) for other in running)
+        return taken["tokens"] + len(row.spec.prompt_ids) <= 100
+
+    scheduler = Scheduler(4, ChunkSizer(8, 8), has_room)
+    first, large, small = (prompt(scheduler, length) for length in (60, 50, 10))
+    assert scheduler.admit() == [first] and scheduler.admit() == []
+    scheduler.remove(first)
+    assert scheduler.admit() == [large, small]
+
+
+def test_a_held_row_gives_up_its_place_and_keeps_its_memory() -> None:
+    room = {"rows": 2}
+    scheduler = Scheduler(
+        1, ChunkSizer(8, 8), lambda row, running: len(list(running)) < room["rows"]
+    )
+    one, two, three = (prompt(scheduler, 1) for _ in range(3))
+    assert scheduler.admit() == [one]
+    assert scheduler.plan().decode == (one,)
+    one.is_held = True
+    assert scheduler.has_work, "there is a place for the next one"
+    assert scheduler.admit() == [two] and scheduler.plan().decode == (two,)
+    two.is_held = True
+    assert scheduler.admit() == [] and not scheduler.has_work, "no room: nothing to do but wait"
+    one.is_held = False
+    assert scheduler.has_work and scheduler.plan().decode == (one,)
 
 
 # -------------------------------------------------------------------------------- chunk sizes
