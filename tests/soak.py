@@ -28,9 +28,20 @@ from typing import Any
 
 from tests import tiny
 from tests.live import Child, ask, post_bytes
-from tests.soak_traffic import Answer, Expect, Manner, Plan, Traffic, differs, read
+from tests.soak_traffic import (
+    CHAT,
+    COMPLETIONS,
+    Answer,
+    Expect,
+    Manner,
+    Plan,
+    Traffic,
+    differs,
+    read,
+)
 
 CLIENTS = 28  # with answers of several rows, more than 8 places and a queue of 16 take
+FEW, TIDE_S = 2, 5.0  # so many of them ask all the time; the others pause every fourth tide
 CONTEXT = 1024
 CACHE_GIB = 0.001  # two thousand tokens, or some ten checkpoints
 PATIENCE_S = 120.0  # for one answer, on a machine that does other things as well
@@ -39,6 +50,8 @@ MOST_GROWTH_BYTES = 24 << 20
 # MLX's memory of an idle engine is the weights, the prefixes, and what the last step left behind.
 MOST_ACTIVE_GROWTH_BYTES = 256 << 10
 TOKENS_PER_FLIP = 50_000  # of answers compared by text alone, where a tie cannot be shown
+
+PLAIN = {"messages", "max_tokens", "temperature", "logprobs", "top_logprobs"}
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -102,28 +115,50 @@ class Soak:
     def __init__(self, kind: str, child: Child, seed: int, is_short: bool) -> None:
         self.figures = Figures(kind)
         self._child = child
-        self._traffic = Traffic(seed, exact=8) if is_short else Traffic(seed)
+        self._traffic = Traffic(seed, 5, (0.5,)) if is_short else Traffic(seed)
         self._shares = (1.0,) if is_short else (1 / 3, 2 / 3)
         self._known: dict[str, Answer] = {}
         self._ends_at = 0.0
 
     async def run(self, seconds: float) -> None:
         began = time.monotonic()
-        for plan in self._traffic.exact:  # alone and cold, to have something to compare with
-            await self._ask(plan)
+        for plan in list(self._traffic.exact):  # alone: cold, to have something to compare with
+            for _ in range(3):
+                await self._ask(plan)
+            if (longer := await self._continued(plan)) is not None:
+                self._traffic.exact.append(longer)
+                for _ in range(3):
+                    await self._ask(longer)
         await self._mark()
         for share in self._shares:
             self._ends_at = time.monotonic() + share * seconds
-            await asyncio.gather(*(self._client() for _ in range(CLIENTS)), self._watch())
+            await asyncio.gather(*(self._client(n) for n in range(CLIENTS)), self._watch())
             await self._mark()
         self.figures.seconds = time.monotonic() - began
         self._judge()
 
+    async def _continued(self, plan: Plan) -> Plan | None:
+        """A question whose prompt is a plain greedy answer so far: it goes on where that row's
+        kept state ends, and writes behind it at once."""
+        known = self._known.get(plan.key)
+        is_plain = plan.path == CHAT and plan.body.keys() <= PLAIN and plan.body["temperature"] == 0
+        if known is None or not is_plain or not known.tokens[0]:
+            return None
+        body = {"messages": plan.body["messages"]}
+        reply = await asyncio.to_thread(ask, self._child.address, "POST", "/tokenize", body)
+        ids = reply.json()["tokens"] + [token for token, *_ in known.tokens[0]]
+        return Plan(COMPLETIONS, {"prompt": ids, "max_tokens": 30, "temperature": 0}, is_exact=True)
+
     # ------------------------------------------------------------------------------- clients
 
-    async def _client(self) -> None:
+    async def _client(self, number: int) -> None:
         while time.monotonic() < self._ends_at and len(self.figures.faults) < 20:
-            await self._ask(self._traffic.next())
+            if number >= FEW and int(time.monotonic() / TIDE_S) % 4 == 3:
+                await asyncio.sleep(0.2)  # low tide: rows run alone now and then
+                continue
+            plan = self._traffic.next()
+            for _ in range(plan.times):
+                await self._ask(plan)
 
     async def _ask(self, plan: Plan) -> None:
         """One request to its end, also over a full queue."""
@@ -166,7 +201,7 @@ class Soak:
         """Send a request and read its answer in the plan's manner; None if we left."""
         sock = socket.socket()
         sock.setblocking(False)
-        is_tight = "top_logprobs" in plan.body and plan.body["top_logprobs"] == 20
+        is_tight = 20 in (plan.body.get("top_logprobs"), plan.body.get("logprobs"))
         if is_tight:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await asyncio.get_running_loop().sock_connect(sock, self._child.address)
@@ -183,7 +218,7 @@ class Soak:
             while part := await reader.read(4096 if plan.manner is Manner.SLOW else 65536):
                 found += part
                 if plan.manner is Manner.SLOW:
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.05)
             return found
         finally:
             writer.transport.abort() if plan.is_reset else writer.close()

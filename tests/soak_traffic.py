@@ -43,6 +43,7 @@ class Plan:
     wait_s: float = 0.0  # of LEAVE without frames, and of SILENT
     is_reset: bool = False  # of LEAVE: as a killed process
     is_exact: bool = False  # the same tokens each time
+    times: int = 1  # asked one after the other: first computed, then from the prompt cache
 
     @property
     def is_stream(self) -> bool:
@@ -93,13 +94,20 @@ BAD: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 class Traffic:
-    """Requests without end. The same seed asks the same. exact: how many questions there are whose
-    answer must always be the same."""
+    """Requests without end. The same seed asks the same.
 
-    def __init__(self, seed: int, exact: int = 24) -> None:
+    exact: how many questions there are whose answer must always be the same. silent_s: how long
+    clients that do not read may do so; at 30 they are given up.
+    """
+
+    def __init__(
+        self, seed: int, exact: int = 24, silent_s: tuple[float, ...] = (2.0, 10.0, 20.0)
+    ) -> None:
+        self._silent_s = silent_s
         self._pick = random.Random(seed)
         self._systems = [self._words(size) for size in (30, 60, 120, 200, 300, 380)]
         self.exact = [self._exact(number) for number in range(exact)]
+        self._newest = self.exact[0]
 
     def next(self) -> Plan:
         chance = self._pick.random()
@@ -112,8 +120,10 @@ class Traffic:
         if chance < 0.20:
             return self._held()
         if chance < 0.45:
-            plan = self._pick.choice(self.exact)
-            return Plan(plan.path, self._streamed(plan.body), is_exact=True)
+            if self._pick.random() < 0.5:  # else the same again, so that two run at a time
+                self._newest = self._pick.choice(self.exact)
+            plan, times = self._newest, self._pick.choice((1, 1, 3))
+            return Plan(plan.path, self._streamed(plan.body), is_exact=True, times=times)
         plan = self._free()
         return plan if self._pick.random() < 0.7 else self._leaver(plan)
 
@@ -195,12 +205,18 @@ class Traffic:
         )
 
     def _held(self) -> Plan:
-        """More than the sockets and the session take: the row is held until its client reads on."""
-        body = self._body(CHAT, self._words(3), 850)
-        body |= {"logprobs": True, "top_logprobs": 20, "logit_bias": NEVER, "stream": True}
-        body["n"] = self._pick.choice((1, 1, 2))
+        """More than the sockets and the session take, while it decodes or while its prompt is
+        scored: the row is held until its client reads on."""
+        if self._pick.random() < 0.5:
+            body = self._body(CHAT, self._words(3), 850)
+            body |= {"logprobs": True, "top_logprobs": 20, "n": self._pick.choice((1, 1, 2))}
+        else:
+            body = self._body(COMPLETIONS, self._words(450), 60)
+            body |= {"logprobs": 20, "echo": True}
+        body |= {"logit_bias": NEVER, "stream": True}
         manner = self._pick.choice((Manner.SLOW, Manner.SILENT, Manner.LEAVE))
-        return Plan(CHAT, body, manner=manner, wait_s=self._pick.choice((2.0, 5.0)))
+        path = COMPLETIONS if "prompt" in body else CHAT
+        return Plan(path, body, manner=manner, wait_s=self._pick.choice(self._silent_s))
 
     def _embedding(self) -> Plan:
         texts = [
