@@ -42,7 +42,9 @@ class LiveApp:
     """
 
     def __init__(self, folder: Path, *, wait: bool = True, **flags: Any) -> None:
-        given = {"home": str(folder.parent / "home"), "port": "0", "shutdown_s": "0", **flags}
+        # Without a prompt cache, so that no test's figures depend on those before it.
+        given = {"home": str(folder.parent / "home"), "port": "0", "shutdown_s": "0"}
+        given |= {"prompt_cache": "0", **flags}
         self.settings = config.build(given, {})
         self.sock = launch.listen(self.settings)
         self.address = self.sock.getsockname()

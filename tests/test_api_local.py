@@ -16,7 +16,7 @@ import pytest
 
 from mlxlite import __version__, app
 from mlxlite.engine import load
-from mlxlite.engine import worker as worker_module
+from mlxlite.engine import loop as loop_module
 from mlxlite.errors import MlxliteError, ModelError
 from mlxlite.http.listen import bind_unix
 from mlxlite.types import EngineState
@@ -258,7 +258,7 @@ def held_load(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         assert go.wait(WAIT_S)
         return original(*args)
 
-    monkeypatch.setattr(worker_module.load, "load", held)
+    monkeypatch.setattr(loop_module.load, "load", held)
     return go
 
 
@@ -295,7 +295,7 @@ def test_a_model_that_does_not_load(
         assert held_load.wait(WAIT_S)
         raise ModelError("weights.bin: is no model")
 
-    monkeypatch.setattr(worker_module.load, "load", broken)
+    monkeypatch.setattr(loop_module.load, "load", broken)
     server = LiveApp(tiny_folder, wait=False, shutdown_s="5")
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(server.chat, stream=is_stream) for is_stream in (False, True)]
@@ -320,7 +320,7 @@ def test_stopping_while_loading(
 ) -> None:
     """The waiter is told at once; loading goes on to its end, whatever that is."""
     if fails:
-        monkeypatch.setattr(worker_module.load, "load", lambda *_: held_load.wait() and 1 / 0)
+        monkeypatch.setattr(loop_module.load, "load", lambda *_: held_load.wait() and 1 / 0)
         caplog.set_level(logging.CRITICAL, "mlxlite")
     server = LiveApp(tiny_folder, wait=False)
     with ThreadPoolExecutor(1) as pool:
@@ -342,7 +342,7 @@ def test_stopping_while_loading(
 def test_a_dead_engine(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine killed on purpose: all waiters get an error, then everything says 503."""
     with LiveApp(tiny_folder, batch="1") as server, ThreadPoolExecutor(3) as pool:
-        brake = Brake(server.worker._batch, "step")
+        brake = Brake(server.worker._loop.batch, "step")
         running = pool.submit(server.chat)
         brake.wait()
         waiting = [pool.submit(server.chat, stream=is_stream) for is_stream in (False, True)]
@@ -351,7 +351,8 @@ def test_a_dead_engine(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         def killed() -> Any:
             raise SystemError("killed on purpose")
 
-        monkeypatch.setattr(server.worker._scheduler, "plan", killed)
+        monkeypatch.setattr(server.worker, "_most_restarts", 0)
+        monkeypatch.setattr(server.worker._loop.scheduler, "plan", killed)
         brake.free()
         assert running.result().status == 503
         plain, streamed = (each.result() for each in waiting)
@@ -370,10 +371,30 @@ def test_a_dead_engine(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert reply.headers["retry-after"] == "1"
 
 
+def test_an_engine_that_begins_again(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was served gets an error, whoever comes later an answer; then all is as before."""
+    with LiveApp(tiny_folder) as server, ThreadPoolExecutor(2) as pool:
+        expected = server.chat(temperature=0).json()["choices"]
+        brake = Brake(server.worker._loop.batch, "step", after=2)
+        running = pool.submit(server.chat, stream=True)
+        brake.wait()
+
+        def killed() -> Any:
+            raise SystemError("killed on purpose")
+
+        monkeypatch.setattr(server.worker._loop.scheduler, "plan", killed)
+        brake.free()
+        assert frames(running.result().body)[-1]["error"]["code"] == "engine_fault"
+        assert server.chat(temperature=0).json()["choices"] == expected
+        assert server.ask("GET", "/health").json() == {"status": "ok"}
+        assert server.ask("GET", "/ready").status == 200
+        assert server.ask("GET", "/stats").json()["batch"]["restarts"] == 1
+
+
 def test_stopping_while_answering(tiny_folder: Path) -> None:
     """Within the grace an answer is finished; after it the client sees an error, never an end."""
     with LiveApp(tiny_folder, shutdown_s="10") as server, ThreadPoolExecutor(1) as pool:
-        brake = Brake(server.worker._batch, "step", after=2)
+        brake = Brake(server.worker._loop.batch, "step", after=2)
         running = pool.submit(server.chat, stream=True)
         brake.wait()
         server.begin_stop()
@@ -382,7 +403,7 @@ def test_stopping_while_answering(tiny_folder: Path) -> None:
         server.join()
 
     with LiveApp(tiny_folder, shutdown_s="0") as server:
-        brake = Brake(server.worker._batch, "step", after=2)
+        brake = Brake(server.worker._loop.batch, "step", after=2)
         sock = connect(server.address)
         sock.sendall(b"POST %b HTTP/1.0\r\n" % CHAT.encode())
         body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
@@ -400,7 +421,7 @@ def test_stopping_while_answering(tiny_folder: Path) -> None:
 
 def test_a_stop_tells_the_streams_that_it_cuts_off(tiny_folder: Path) -> None:
     with LiveApp(tiny_folder, shutdown_s="0") as server, ThreadPoolExecutor(1) as pool:
-        brake = Brake(server.worker._batch, "step", after=2)
+        brake = Brake(server.worker._loop.batch, "step", after=2)
         running = pool.submit(server.chat, stream=True, max_tokens=None, temperature=0)
         brake.wait()
         server.begin_stop()

@@ -142,7 +142,7 @@ def test_served(tiny_folder: Path) -> None:
 
 def test_a_client_that_left(tiny_folder: Path) -> None:
     with LiveApp(tiny_folder) as server:
-        brake = Brake(server.worker._batch, "step", after=3)
+        brake = Brake(server.worker._loop.batch, "step", after=3)
         sock = connect(server.address)
         sock.sendall(post_bytes(CHAT, chat_body(stream=True, max_tokens=900)))
         read_until(sock, b"data: ")

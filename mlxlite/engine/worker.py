@@ -41,10 +41,12 @@ RESTARTS_WITHIN_S = 600.0
 class Worker:
     """An `Engine` (types.py) around one model. `start()` returns at once; `wait_ready()` waits.
 
-    hang_s: after how long a step counts as stuck.
+    hang_s: after how long a step counts as stuck. most_restarts: within RESTARTS_WITHIN_S.
     """
 
-    def __init__(self, options: WorkerOptions, hang_s: float = HANG_S) -> None:
+    def __init__(
+        self, options: WorkerOptions, hang_s: float = HANG_S, most_restarts: int = MOST_RESTARTS
+    ) -> None:
         self._options = options
         self._hang_s = hang_s
         self._lock = threading.Condition()
@@ -60,7 +62,8 @@ class Worker:
         self._ids = itertools.count(1)
         self._counters = Counters()
         self._jobs = Jobs(options.max_rows + options.max_waiting)  # added to under _lock
-        self._restarted_at: deque[float] = deque(maxlen=MOST_RESTARTS)
+        self._most_restarts = most_restarts
+        self._restarted_at: deque[float] = deque(maxlen=max(most_restarts, 1))
         self._step_began: float | None = None  # of the step that runs now
         self._loop, self._thread = self._new_life()
         self._watchdog = threading.Thread(target=self._watch, name="mlxlite-watchdog", daemon=True)
@@ -277,16 +280,13 @@ class Worker:
                 return
             loop.is_abandoned = True
             now = time.monotonic()
-            is_often = (
-                len(self._restarted_at) == MOST_RESTARTS
-                and now - self._restarted_at[0] < RESTARTS_WITHIN_S
-            )
+            recent = sum(now - then < RESTARTS_WITHIN_S for then in self._restarted_at)
             self._restarted_at.append(now)
             self._step_began = None
-            goes_on = not (self._stopping or is_often)
+            goes_on = not self._stopping and recent < self._most_restarts
             self._state = EngineState.LOADING if goes_on else EngineState.DOWN
         if not goes_on:
-            self._go_down(loop, error)
+            self._go_down(loop, EngineDown(error.message))
             return
         loop.end_all(error, Finish.ERROR)
         self._counters.restarts += 1
