@@ -293,6 +293,68 @@ def _fit(arguments: argparse.Namespace, settings: Settings) -> int:
     return fit_command.run(name, context, arguments.json, settings)
 
 
+def _bench_parser() -> _Parser:
+    parser = _Parser(
+        prog=f"{PROG} bench",
+        allow_abbrev=False,
+        description="Measure this server beside mlx_lm's, or another one, on the same weights.",
+    )
+    parser.add_argument("positional", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--shape", metavar="NAME", help="random weights: tiny, 135m, 1b, 3b, 8b")
+    parser.add_argument(
+        "--only", metavar="LEG,...", help="some of the legs, such as prompt,streams"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="a running OpenAI-compatible server instead of mlx_lm's; may be repeated",
+    )
+    parser.add_argument("--against-key", metavar="KEY", help="what it wants as Bearer")
+    parser.add_argument("--packed", action="store_true", help="quantised weights as they are")
+    parser.add_argument("--budget", metavar="S", default="180", help="of a leg; default 180")
+    parser.add_argument("--json", metavar="FILE", help="write every value to this file")
+    _add_settings(parser, ("model", "home", "log_level"))
+    return parser
+
+
+def _bench(arguments: argparse.Namespace, settings: Settings) -> int:
+    from pathlib import Path
+
+    from mlxlite.bench import client, command
+
+    try:
+        only = command.chosen(arguments.only.split(",") if arguments.only else ())
+        for url in arguments.against:
+            client.Base.parse(url)
+        budget_s = float(arguments.budget)
+        if not 0 < budget_s < 86_400:
+            raise ValueError(f"--budget must be more than 0 seconds, not {arguments.budget}")
+    except ValueError as error:
+        raise _Usage(str(error)) from None
+    name = arguments.positional or settings.model
+    if arguments.shape is not None and name is not None:
+        raise _Usage("give a model or --shape, not both")
+    if arguments.shape is not None:
+        model = command.make_shape(arguments.shape, settings)
+    else:
+        model = _local_model(name, settings)
+    json_file = None if arguments.json is None else Path(arguments.json)
+    return command.bench(
+        command.Wanted(
+            model=model,
+            is_packed=arguments.packed,
+            only=only,
+            against=tuple(arguments.against),
+            key=arguments.against_key,
+            budget_s=budget_s,
+            json_file=json_file,
+        ),
+        settings,
+    )
+
+
 _VERBS: dict[str, tuple[Callable[[], _Parser], Callable[[argparse.Namespace, Settings], int]]] = {
     "serve": (_serve_parser, _serve),
     "generate": (_generate_parser, _generate),
@@ -300,6 +362,7 @@ _VERBS: dict[str, tuple[Callable[[], _Parser], Callable[[argparse.Namespace, Set
     "get": (_get_parser, _get),
     "ls": (_ls_parser, _ls),
     "fit": (_fit_parser, _fit),
+    "bench": (_bench_parser, _bench),
 }
 
 
@@ -338,6 +401,7 @@ def _help() -> str:
         f"       {PROG} get [NAME|REPO|FILE.gguf] fetch or import a model\n"
         f"       {PROG} ls                        list the local models\n"
         f"       {PROG} fit [MODEL]               what memory a model takes\n"
+        f"       {PROG} bench [MODEL]             measure it beside mlx_lm's server\n"
         f"       {PROG} --version | --help | VERB --help\n"
     )
 

@@ -154,6 +154,7 @@ def _usage(done: Done, sink: Sink) -> Usage:
         queued_s=done.queued_s,
         prefill_s=done.prefill_s,
         decode_s=done.decode_s,
+        lane=done.lane,
     )
 
 

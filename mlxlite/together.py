@@ -154,4 +154,5 @@ def total(usages: Sequence[Usage], n: int) -> Usage:
         cached_tokens=sum(usage.cached_tokens for usage in firsts),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+        lane=max((usage.lane for usage in usages), key=lambda lane: lane == "batched"),
     )

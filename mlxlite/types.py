@@ -203,6 +203,7 @@ class Done:
     prefill_s: float
     decode_s: float
     error: MlxliteError | None = None
+    lane: str = "serial"  # batched: it shared a forward with others, once at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,7 @@ class Usage:
     queued_s: float
     prefill_s: float
     decode_s: float
+    lane: str = "serial"  # see `Done`
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ async def _model_row(service: Service) -> dict[str, Any]:
 async def metrics(service: Service, request: Request) -> Response:
     """GET /metrics: counters and histograms of the answers, gauges of the moment."""
     rows, http = service.engine.stats(), service.http_stats()
-    memory = rows.get("memory", {})
+    memory, cache = rows.get("memory", {}), rows.get("prompt_cache", {})
     states = [({"state": s.value}, float(s is service.engine.state)) for s in EngineState]
     kinds = [
         ({"kind": kind}, memory.get(f"{kind}_bytes", 0)) for kind in ("active", "peak", "cache")
@@ -104,6 +104,11 @@ async def metrics(service: Service, request: Request) -> Response:
         ("rejected_rows_total", "counter", "Refused: queue full.", rows.get("rejected_rows")),
         ("decode_steps_total", "counter", "Decode steps.", rows.get("decode_steps")),
         ("prefill_chunks_total", "counter", "Prefill chunks.", rows.get("prefill_chunks")),
+        ("engine_restarts_total", "counter", "Lives after the first.", rows.get("restarts")),
+        ("prompt_cache_bytes", "gauge", "Kept prefixes.", cache.get("bytes")),
+        ("prompt_cache_hits_total", "counter", "Prompts that began there.", cache.get("hits")),
+        ("prompt_cache_misses_total", "counter", "Those that did not.", cache.get("misses")),
+        ("prompt_cache_evictions_total", "counter", "Let go of.", cache.get("evictions")),
         ("connections", "gauge", "Open connections.", http.get("connections")),
         ("http_requests_active", "gauge", "Being answered.", http.get("requests_active")),
         ("http_requests_total", "counter", "HTTP requests.", http.get("requests_total")),

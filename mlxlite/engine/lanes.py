@@ -61,6 +61,7 @@ class Pool:
             slots.load(count - 1, cache, self._capacity, self._columns)
         mx.eval(self.arrays)
         row.cache = None
+        row.was_pooled = True
         self.rows.append(row)
 
     def leave(self, row: Row, keeps_cache: bool) -> None:

@@ -49,6 +49,7 @@ class Row:
     mask: Any = None  # bool array (V,) of what the guide allows, or None
     penalties: Any = None  # penalties.Penalties, or None
     is_open: bool = False  # penalties are made
+    was_pooled: bool = False  # it shared a forward
 
     # clocks, seconds of time.perf_counter
     submitted_at: float = field(default_factory=time.perf_counter)
@@ -123,5 +124,6 @@ class Row:
             prefill_s=first - started,
             decode_s=now - first,
             error=error,
+            lane="batched" if self.was_pooled else "serial",
         )
         self.sink(Event(ids, done, logprobs))
