@@ -70,7 +70,7 @@ class Batch:
         """
         if row.cache is None:
             row.cache = self.lanes.new_cache()
-        ids = row.spec.prompt_ids[row.fed : row.fed + tokens]
+        ids = row.source[row.fed : row.fed + tokens]
         found: list[TokenLogprob] = []
         if row.spec.prompt_logprobs:
             found = self._run_scored(row, ids)
@@ -158,6 +158,10 @@ class Batch:
             new = self._draw(logits, rows)
             mx.async_eval(*new.arrays)
         self._inflight = new
+
+    def awaits(self, row: Row) -> bool:
+        """Whether a token of the row is in flight."""
+        return self._inflight is not None and row in self._inflight.rows
 
     @property
     def is_busy(self) -> bool:

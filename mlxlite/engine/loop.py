@@ -79,6 +79,7 @@ class Counters:
     decode_steps: int = 0
     prefill_chunks: int = 0
     restarts: int = 0
+    retreats: int = 0
 
 
 class Loop:
@@ -183,6 +184,9 @@ class Loop:
     def advance(self) -> None:
         """One step of the plan, and a slice of a job. Raises what fails twice in a row."""
         assert self.batch is not None and self.prompts is not None
+        for row in [row for row in self.scheduler.live if row.is_leaving]:
+            if not self.batch.awaits(row):
+                self._send_back(row)
         for row in self.scheduler.admit():
             try:
                 self.prompts.begin(row, self.scheduler.live)
@@ -206,7 +210,7 @@ class Loop:
         started = time.perf_counter()
         if prefill is not None:
             self._prefill(prefill, tokens)
-            if prefill.phase is Phase.DECODE and not prefill.is_held:
+            if prefill.phase is Phase.DECODE and not prefill.rests:
                 decode.append(prefill)  # its first token does not wait for a step
         ready = [row for row in decode if row.phase is Phase.DECODE and self._opened(row)]
         if not ready and not self.batch.is_busy:
@@ -228,9 +232,20 @@ class Loop:
         if self._counters.decode_steps % _CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
         if self.budget is not None and self._counters.decode_steps % _COUNT_EVERY_STEPS == 0:
-            self.budget.keep_within(self.scheduler.live)
+            victim = self.budget.keep_within(self.scheduler.live)
+            if victim is not None:
+                victim.is_leaving = True
         if prefill is None and ready:
             self.step_s.append(time.perf_counter() - started)
+
+    def _send_back(self, row: Row) -> None:
+        """Memory is short: the row's state is given up, and it goes to the head of the queue."""
+        assert self.batch is not None and self.prompts is not None
+        log.info("memory is short: row %d waits with %d tokens", row.id, row.length)
+        self.prompts.ended(row, self.scheduler.live, keeps=False)
+        self.scheduler.send_back(row)
+        self.batch.lanes.release(row)
+        self._counters.retreats += 1
 
     def _prefill(self, row: Row, tokens: int) -> None:
         assert self.batch is not None and self.prompts is not None

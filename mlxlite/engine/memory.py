@@ -2,13 +2,15 @@
 
     weights + kept prefixes + what the rows hold or are about to + a chunk's temporaries <= usable
 
-Prefixes are evicted before a row waits, and a row waits before it is refused. MLX raises nothing
-when memory is short (engine-notes section 9), so nothing here is found out by trying. No MLX here.
+Prefixes are evicted before a row waits, and a row waits before it is refused. Rows that outgrow
+what they were billed push prefixes out, and then the youngest of them back into the queue. MLX
+raises nothing when memory is short (engine-notes section 9), so nothing here is found out by
+trying. No MLX here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mlxlite.engine.row import Row
@@ -35,7 +37,8 @@ class Budget:
     def row_bytes(self, row: Row) -> int:
         """What a row holds, and will for its next tokens."""
         expected = len(row.spec.prompt_ids) + min(row.spec.max_tokens, AHEAD_TOKENS)
-        least = max(row.length + AHEAD_TOKENS // 2, expected)
+        least = max(row.length, len(row.source)) + AHEAD_TOKENS // 2
+        least = max(least, expected)
         most = len(row.spec.prompt_ids) + row.spec.max_tokens
         return int(_POOL_FACTOR * self.plan.row_bytes_allocated(min(least, most)))
 
@@ -53,8 +56,11 @@ class Budget:
             return False  # evicting all of them would not do
         return self.evict(missing) >= missing
 
-    def keep_within(self, running: Iterable[Row]) -> None:
-        """Rows have grown: prefixes make room for them."""
+    def keep_within(self, running: Sequence[Row]) -> Row | None:
+        """Rows have grown: prefixes make room for them, and if that is not enough, the row that is
+        returned has to. The first one always stays."""
         missing = sum(self.row_bytes(row) for row in running) + self.kept() - self.room_bytes
-        if missing > 0:
-            self.evict(missing)
+        if missing <= 0 or self.evict(missing) >= missing:
+            return None
+        may_go = [row for row in running[1:] if not row.spec.prompt_logprobs]
+        return may_go[-1] if may_go else None

@@ -51,7 +51,7 @@ class PromptCache:
             return
         self.take_over(row)
         self._wait_for_shared(row, others)
-        last = len(row.spec.prompt_ids) - 1
+        last = len(row.source) - 1
         if not self.tree.cut_anywhere:  # there only these places can ever be reused
             boundary = min(row.spec.snapshot_at or last, last)
             if boundary >= FEWEST_BEFORE_BOUNDARY:
@@ -61,7 +61,7 @@ class PromptCache:
 
     def take_over(self, row: Row) -> None:
         """Start from the longest prefix that is kept, if it is longer than what the row has."""
-        ids = row.spec.prompt_ids
+        ids = row.source
         namespace = row.spec.namespace
         if self.tree.peek(ids, namespace) <= row.fed:
             if row.fed == 0:
@@ -70,7 +70,11 @@ class PromptCache:
         match = self.tree.match(ids, len(ids) - 1, namespace)
         assert match is not None
         caches = self._lanes.new_cache()
-        restore(match, caches)
+        try:
+            restore(match, caches)
+        except Exception:  # then it computes that part itself
+            log.exception("a kept prefix could not be restored")
+            return
         row.cache = caches
         row.fed = row.cached = match.length
 
@@ -86,8 +90,8 @@ class PromptCache:
                 or other.spec.namespace != row.spec.namespace
             ):
                 continue
-            last = min(len(row.spec.prompt_ids), len(other.spec.prompt_ids)) - 1
-            shared = min(common_tokens(row.spec.prompt_ids, other.spec.prompt_ids), last)
+            last = min(len(row.source), len(other.source)) - 1
+            shared = min(common_tokens(row.source, other.source), last)
             if shared > most and other.fed < shared:
                 best, most = other, shared
         if best is not None:

@@ -30,8 +30,9 @@ class Row:
     sink: Sink
     phase: Phase = Phase.WAITING
 
-    # prefill: the prompt but its last token, which is the first input of decoding
-    fed: int = 0  # prompt tokens whose state is in the cache
+    # prefill: all of `source` but its last token, which is the first input of decoding
+    source: tuple[int, ...] = ()  # the prompt; after a retreat, with what was drawn before
+    fed: int = 0  # tokens of it whose state is in the cache
     cached: int = 0  # of those, restored instead of computed
     cache: list[Any] | None = None  # one cache a layer, made at the first chunk
 
@@ -43,6 +44,7 @@ class Row:
     stepped: int = 0  # forwards of one token that were queued
     ids: list[int] = field(default_factory=list)  # tokens on the host, EOS included
     sampled: int = 0  # tokens drawn, the one in flight included; the next draw's position
+    is_leaving: bool = False  # it will retreat, as soon as its token in flight was read
     is_held: bool = False  # its reader is behind: no token is drawn for it
     accepted: int = 0  # of `ids`, the ones that belong to the answer, EOS included
     forced: deque[int] = field(default_factory=deque)  # what the guide wants next
@@ -56,10 +58,13 @@ class Row:
     started_at: float | None = None
     first_at: float | None = None
 
+    def __post_init__(self) -> None:
+        self.source = self.spec.prompt_ids
+
     @property
     def prompt_left(self) -> int:
-        """Prompt tokens that prefill still has to run."""
-        return len(self.spec.prompt_ids) - 1 - self.fed
+        """Tokens that prefill still has to run."""
+        return len(self.source) - 1 - self.fed
 
     @property
     def chunk_left(self) -> int:
@@ -93,7 +98,24 @@ class Row:
 
     def start(self) -> None:
         self.phase = Phase.PREFILL
-        self.started_at = time.perf_counter()
+        if self.started_at is None:
+            self.started_at = time.perf_counter()
+
+    def retreat(self) -> None:
+        """Go back to the queue and give all state up; it is computed again from the tokens. What is
+        drawn next is the same: a draw depends on the seed and its position alone."""
+        self.source = (*self.spec.prompt_ids, *self.ids)
+        self.phase = Phase.WAITING
+        self.cache = None
+        self.fed = self.stepped = 0
+        self.marks.clear()
+        self.waits_for = None
+        self.is_leaving = False
+
+    @property
+    def rests(self) -> bool:
+        """Whether it takes no part in steps for now."""
+        return self.is_held or self.is_leaving
 
     def end(
         self,

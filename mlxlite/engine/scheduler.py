@@ -103,7 +103,7 @@ class Scheduler:
 
     def plan(self) -> Step:
         """Choose this step's work."""
-        free = [row for row in self.live if not row.is_held]
+        free = [row for row in self.live if not row.rests]
         for row in free:
             if row.phase is Phase.PREFILL and row.prompt_left == 0:
                 row.phase = Phase.DECODE
@@ -126,6 +126,12 @@ class Scheduler:
         if row.prompt_left == 0:
             row.phase = Phase.DECODE
 
+    def send_back(self, row: Row) -> None:
+        """A live row retreats to the head of the queue."""
+        self.live.remove(row)
+        row.retreat()
+        self.waiting.appendleft(row)
+
     def remove(self, row: Row) -> None:
         """Forget a row wherever it is."""
         self._lacks_room = False
@@ -137,14 +143,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a row wants a step, now: one that is held does not."""
-        return (self._has_place and not self._lacks_room) or any(
-            not row.is_held for row in self.live
-        )
+        return (self._has_place and not self._lacks_room) or any(not row.rests for row in self.live)
 
     @property
     def _has_place(self) -> bool:
         # A held row keeps its cache and not its place: a silent client must not stop the others.
-        return bool(self.waiting) and sum(not row.is_held for row in self.live) < self.max_rows
+        return bool(self.waiting) and sum(not row.rests for row in self.live) < self.max_rows
 
     @property
     def rows(self) -> list[Row]:

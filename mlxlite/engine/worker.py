@@ -172,6 +172,7 @@ class Worker:
             "prefill_chunks": counters.prefill_chunks,
             "decode_steps": counters.decode_steps,
             "restarts": counters.restarts,
+            "retreats": counters.retreats,
             "shares_forwards": batch is not None and batch.lanes.may_pool,
             "prompt_cache": prompts.stats() if prompts is not None else {},
             "jobs": self._jobs.stats(),
