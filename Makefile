@@ -105,7 +105,7 @@ check: setup-test
 
 bench: setup-test
 	$(BIN)/mlxlite get
-	$(BIN)/python -m mlxlite.bench $(ARGS)
+	$(BIN)/mlxlite bench $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info
