@@ -17,6 +17,7 @@ from mlxlite.engine.lanes import SHORT_COLUMNS, SPREAD, Lanes, Pool, cache_array
 from mlxlite.engine.memory import Budget
 from mlxlite.engine.row import Phase, Row
 from mlxlite.engine.slots import SLAB
+from mlxlite.engine.spans import span_of
 from mlxlite.kvplan import Full, KVPlan
 from mlxlite.types import Finish, RowSpec, Sampling
 from tests import decoding
@@ -273,7 +274,7 @@ def peak_of(lanes: Lanes, rows: Sequence[Row], steps: int) -> int:
     return mx.get_peak_memory() - before
 
 
-@pytest.mark.parametrize("event", ["steady", "join", "leave", "hold", "again", "extract"])
+@pytest.mark.parametrize("event", ["steady", "join", "leave", "hold", "again", "extract", "keep"])
 def test_steps_write_in_place_whatever_happened_before(event: str) -> None:
     """A view that is still alive, or a buffer that stays lazy, would make each step copy the pool
     (engine-notes section 4)."""
@@ -293,6 +294,9 @@ def test_steps_write_in_place_whatever_happened_before(event: str) -> None:
     elif event == "extract":
         pool = lanes.pools[0]
         assert pool.extract(rows[3])
+    elif event == "keep":  # what the prompt cache does; the span stays there
+        span = span_of(rows[3], lanes, 100, 1400)
+        assert span.nbytes == 1300 * TOKEN_BYTES
     step(lanes, rows)
     smallest = min(array.nbytes for array in lanes.arrays)
     assert smallest >= 8 * 1500 * TOKEN_BYTES // 2

@@ -492,6 +492,39 @@ def test_who_waits_goes_on_when_the_other_is_given_up(
     assert [row.ids for row in rows[1:]] == [pair.plain(prompt, 5)] * (count - 1)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_crowd_with_shared_beginnings_survives_its_leavers(
+    pair: Pair, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains of rows that wait for each other; some leave or fail in their prompts, any of them."""
+    draw = random.Random(seed)
+    stem = ids_of(220)
+    prompts = [
+        (*stem[: draw.choice([80, 150, 220])], *ids_of(draw.randint(1, 60), draw.randint(1, 3)))
+        for _ in range(8)
+    ]
+    rows: list[Heard] = []
+
+    def after(row: Any, sizes: list[int]) -> None:
+        chance = draw.random()
+        if chance < 0.15:
+            pair.warm.cancel(draw.choice(rows).row_id)
+        elif chance < 0.2:
+            raise MemoryError("no room")
+
+    def submit(heard: Heard) -> None:
+        rows.extend(start(pair.warm, prompt, 3) for prompt in prompts)
+
+    with monkeypatch.context() as patch:
+        Chunks(patch, pair.warm, after)
+        assert start(pair.warm, (5,), 1, at_event=submit).done
+        ends = [row.finish for row in rows]
+    assert Finish.LENGTH in ends and len(set(ends)) > 1
+    for row, prompt, end in zip(rows, prompts, ends, strict=True):
+        if end is Finish.LENGTH:
+            assert row.ids == pair.plain(prompt, 3)
+
+
 def test_a_failed_prompt_does_not_stop_who_waits_for_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
