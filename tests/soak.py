@@ -47,6 +47,7 @@ CACHE_GIB = 0.001  # two thousand tokens, or some ten checkpoints
 PATIENCE_S = 120.0  # for one answer, on a machine that does other things as well
 # What may come on top after the first third. Freed memory stays with malloc's arenas, one a thread.
 MOST_GROWTH_BYTES = 24 << 20
+WARM_UP_BYTES = 64 << 20  # the same where there was no third to warm up in: 25 MB were seen
 # MLX's memory of an idle engine is the weights, the prefixes, and what the last step left behind.
 MOST_ACTIVE_GROWTH_BYTES = 256 << 10
 TOKENS_PER_FLIP = 50_000  # of answers compared by text alone, where a tie cannot be shown
@@ -117,8 +118,9 @@ class Soak:
         self._child = child
         self._traffic = Traffic(seed, 5, (0.5,)) if is_short else Traffic(seed)
         self._shares = (1.0,) if is_short else (1 / 3, 2 / 3)
+        self._pause_s = 0.005 if is_short else 0.05  # of a slow reader, after each 4 KB
         self._known: dict[str, Answer] = {}
-        self._ends_at = 0.0
+        self._began = self._ends_at = 0.0  # of this stretch of traffic
 
     async def run(self, seconds: float) -> None:
         began = time.monotonic()
@@ -131,7 +133,8 @@ class Soak:
                     await self._ask(longer)
         await self._mark()
         for share in self._shares:
-            self._ends_at = time.monotonic() + share * seconds
+            self._began = time.monotonic()
+            self._ends_at = self._began + share * seconds
             await asyncio.gather(*(self._client(n) for n in range(CLIENTS)), self._watch())
             await self._mark()
         self.figures.seconds = time.monotonic() - began
@@ -153,7 +156,7 @@ class Soak:
 
     async def _client(self, number: int) -> None:
         while time.monotonic() < self._ends_at and len(self.figures.faults) < 20:
-            if number >= FEW and int(time.monotonic() / TIDE_S) % 4 == 3:
+            if number >= FEW and int((time.monotonic() - self._began) / TIDE_S) % 4 == 3:
                 await asyncio.sleep(0.2)  # low tide: rows run alone now and then
                 continue
             plan = self._traffic.next()
@@ -218,7 +221,7 @@ class Soak:
             while part := await reader.read(4096 if plan.manner is Manner.SLOW else 65536):
                 found += part
                 if plan.manner is Manner.SLOW:
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(self._pause_s)
             return found
         finally:
             writer.transport.abort() if plan.is_reset else writer.close()
@@ -301,7 +304,7 @@ class Soak:
             faults.append("the server ended")
         *_, before, end = found.marks
         for name, most in (
-            ("rss", MOST_GROWTH_BYTES),
+            ("rss", MOST_GROWTH_BYTES if len(found.marks) > 2 else WARM_UP_BYTES),
             ("active without prefixes", MOST_ACTIVE_GROWTH_BYTES),
             ("descriptors", 2),
         ):

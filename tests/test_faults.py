@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from mlxlite.engine import batch as batch_module
+from mlxlite.engine import reuse as reuse_module
 from mlxlite.engine import worker as worker_module
+from mlxlite.engine.scheduler import ChunkSizer
 from mlxlite.engine.worker import Worker, WorkerOptions
 from mlxlite.errors import EngineDown, EngineFault
 from mlxlite.types import EmbedSpec, EngineState, Finish, Sampling
+from tests.live import Brake
 from tests.rows import PATIENCE_S, Gate, ask, start
 
 pytestmark = pytest.mark.slow
@@ -100,6 +103,28 @@ def test_a_fault_of_the_prompt_cache_costs_the_reuse_alone(
     monkeypatch.undo()
     third, fourth = ask(worker, LONG, 5), ask(worker, LONG, 5)
     assert third.ids == fourth.ids == first.ids and fourth.done.cached_tokens > 0
+
+
+@pytest.mark.parametrize("is_waiting", [False, True], ids=["at its start", "after waiting"])
+def test_a_prefix_that_cannot_be_restored_is_computed(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, is_waiting: bool
+) -> None:
+    monkeypatch.setattr(reuse_module, "restore", fail)
+    expected = ask(worker, (*LONG, 7), 5).ids
+    worker._loop.prompts.tree.clear()  # type: ignore[union-attr]  # it is loaded
+    if is_waiting:
+        worker._loop.scheduler.sizer = ChunkSizer(32, 32)
+        brake = Brake(worker._loop.batch, "prefill")
+        donor = start(worker, (*LONG, 6))
+        brake.wait()
+        row = start(worker, (*LONG, 7), 5)
+        brake.free()
+        assert donor.finish is Finish.LENGTH
+    else:
+        ask(worker, (*LONG, 6))
+        row = start(worker, (*LONG, 7), 5)
+    assert row.finish is Finish.LENGTH and row.ids == expected
+    assert row.done.cached_tokens == 0 and worker.stats()["restarts"] == 0
 
 
 # ----------------------------------------------------------------------------- begin again
@@ -215,8 +240,10 @@ def test_a_job_in_a_life_that_ends_is_answered(
     gate = Gate(worker)
     spec = EmbedSpec(inputs=((5, 6, 7),), pooling="mean")
     monkeypatch.setattr(worker._loop.scheduler, "plan", fail)
-    future = worker.embed(spec)
-    gate.open()
-    with pytest.raises((EngineFault, EngineDown)):
-        future.result(PATIENCE_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker._jobs, "step", lambda budget_s: None)  # or it is done in this step
+        future = worker.embed(spec)
+        gate.open()
+        with pytest.raises((EngineFault, EngineDown)):
+            future.result(PATIENCE_S)
     assert len(worker.embed(spec).result(PATIENCE_S)) == 1

@@ -54,7 +54,7 @@ def alone(tiny_folder: Path) -> Callable[..., str]:
 
     def text(tail: str) -> str:
         if tail not in known:
-            with LiveApp(tiny_folder, prompt_cache="0") as server:
+            with LiveApp(tiny_folder) as server:
                 known[tail] = server.ask("POST", CHAT, shared_body(tail)).text
         return known[tail]
 
@@ -64,7 +64,7 @@ def alone(tiny_folder: Path) -> Callable[..., str]:
 @pytest.fixture
 def server(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveApp]:
     monkeypatch.setenv("MLXLITE_CHECK", "1")
-    with LiveApp(tiny_folder) as server:
+    with LiveApp(tiny_folder, prompt_cache="1") as server:
         server.chat()  # the first answer leaves tables behind that are not its own
         server.worker._loop.scheduler.sizer = ChunkSizer(CHUNK, CHUNK)
         yield server
