@@ -7,170 +7,30 @@ One model a kind of cache: those that can be cut anywhere, windows, recurrent on
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 
-from mlxlite.engine.lanes import Lanes, cache_arrays
-from mlxlite.engine.prefix import PrefixTree
-from mlxlite.engine.scheduler import ChunkSizer
-from mlxlite.engine.spans import restore
-from mlxlite.engine.worker import Worker, WorkerOptions
-from mlxlite.types import Finish, RowSpec, Sampling, Verdict
-from tests import kv_configs, tiny
-from tests.rows import PATIENCE_S, Heard, Scripted
-
-import mlx.core as mx  # isort: skip
+from mlxlite.types import Finish, Sampling
+from tests.pairs import (
+    OTHERS,
+    PENALISED,
+    SEEDED,
+    Chunks,
+    Pair,
+    ask,
+    family,  # noqa: F401  (a fixture)
+    ids_of,
+    pair,  # noqa: F401  (a fixture)
+    start,
+)
+from tests.rows import Heard
 
 pytestmark = pytest.mark.slow
-
-FAMILIES = ("llama", "gemma3_text", "falcon_h1")  # that are asked everything
-OTHERS = ("deepseek_v3", "deepseek_v32", "gpt_oss", "mamba", "qwen3_next", "recurrent_gemma")
-CUTTABLE = {"llama", "deepseek_v3", "deepseek_v32"}  # the others: only where a checkpoint is
-CHUNK = 32
-SEEDED = Sampling(1.0, 0.95, seed=11)
-PENALISED = Sampling(repetition_penalty=1.7, frequency_penalty=0.8, presence_penalty=0.5)
-
-
-def ids_of(count: int, seed: int = 0) -> tuple[int, ...]:
-    """Ids that the tiny models' vocabularies all have."""
-    return tuple(random.Random(seed).choices(range(3, 64), k=count))
-
-
-def start(engine: Worker, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> Heard:
-    """Submit a row; how: fields of its spec, and `at_event` of its sink."""
-    heard = Heard(how.pop("at_event", None))
-    how = {"sampling": Sampling(), "eos_ids": frozenset(), **how}
-    spec = RowSpec(prompt_ids=tuple(prompt), max_tokens=max_tokens, **how)
-    heard.row_id = engine.submit(spec, heard)
-    return heard
-
-
-def ask(engine: Worker, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> Heard:
-    heard = start(engine, prompt, max_tokens, **how)
-    assert heard.finish in (Finish.LENGTH, Finish.EOS, Finish.GUIDE)
-    return heard
-
-
-def run_engine(options: WorkerOptions, cache_bytes: int) -> Worker:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLXLITE_CHECK", "1")  # read when an engine is made
-        worker = Worker(dataclasses.replace(options, prompt_cache_bytes=cache_bytes))
-        worker.start()
-        worker.wait_ready(PATIENCE_S)
-    worker._loop.scheduler.sizer = ChunkSizer(CHUNK, CHUNK)
-    while worker.stats()["jobs"]["open"]:  # the judge's job, a slice a step
-        ask(worker, (5,), 2)
-    assert worker.stats()["shares_forwards"]
-    return worker
-
-
-class Pair:
-    """Two engines of one model: one that remembers, one that does not; and the model itself."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.is_cuttable = kind in CUTTABLE
-        config = {**kv_configs.config_of(kind), "num_hidden_layers": 2}
-        if kind == "llama":
-            config |= {"layer_types": None, "sliding_window": None}
-        tiny.make_model(folder / kind, **config)
-        self.model = tiny.build({**tiny.CONFIG, **config})
-        self.options = WorkerOptions(
-            folder / kind, folder / "dense", folder / "kernels", max_rows=4, max_waiting=40
-        )
-        self.warm, self.cold = (run_engine(self.options, size) for size in (1 << 28, 0))
-
-    def stop(self) -> None:
-        for worker in (self.warm, self.cold):
-            worker.stop()
-            assert worker.stats()["restarts"] == 0
-
-    @property
-    def tree(self) -> PrefixTree:
-        """Only to be touched while nothing runs."""
-        prompts = self.warm._loop.prompts
-        assert prompts is not None
-        return prompts.tree
-
-    def check(self, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> Heard:
-        """Ask both; they must agree. Returns what the one that remembers said."""
-        heard = ask(self.warm, prompt, max_tokens, **how)
-        assert heard.ids == ask(self.cold, prompt, max_tokens, **how).ids
-        return heard
-
-    def cached(self, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> int:
-        return self.check(prompt, max_tokens, **how).done.cached_tokens
-
-    def plain(self, prompt: Sequence[int], max_tokens: int = 6, **how: Any) -> list[int]:
-        return ask(self.cold, prompt, max_tokens, **how).ids
-
-    def computed(self) -> int:
-        """Prompt tokens that went through the model so far."""
-        stats = self.warm.stats()
-        return int(stats["prompt_tokens"] - stats["cached_tokens"])
-
-    def paths(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Every prefix that is kept as such: its namespace and ids."""
-        found = []
-        for name, root in self.tree._roots.items():
-            waiting = [(node, b"") for node in root.children.values()]
-            while waiting:
-                node, above = waiting.pop()
-                key = above + node.edge
-                if self.is_cuttable or node.checkpoint is not None:
-                    found.append((name, tuple(np.frombuffer(key, dtype=np.uint32).tolist())))
-                waiting += [(child, key) for child in node.children.values()]
-        return found
-
-    def payloads(self) -> list[mx.array]:
-        """Every array that is kept."""
-        nodes = [node for root in self.tree._roots.values() for node in root.below()]
-        kept = [
-            (getattr(node.span, "pairs", ()), getattr(node.checkpoint, "states", ()))
-            for node in nodes
-        ]
-        return [leaf for _, leaf in tree_flatten(kept) if isinstance(leaf, mx.array)]
-
-    def verify(self) -> None:
-        """Whatever is kept is the state of exactly its ids: the next token's logits say so."""
-        paths = self.paths()
-        for name, ids in random.Random(1).sample(paths, min(len(paths), 8)):
-            match = self.tree.match((*ids, 7), len(ids), name)
-            assert match is not None and match.length == len(ids)
-            caches = Lanes(self.model).new_cache()
-            restore(match, caches)
-            found = self.model(mx.array([[7]]), cache=caches)[0, -1]
-            fresh = Lanes(self.model).new_cache()
-            self.model(mx.array([ids]), cache=fresh)
-            mx.eval(cache_arrays(fresh))
-            expected = np.array(self.model(mx.array([[7]]), cache=fresh)[0, -1])
-            away = np.abs(np.array(found) - expected).max()
-            assert away < 1e-3 * expected.std(), f"not the state of {len(ids)} ids"
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
-    pair = Pair(tmp_path_factory.mktemp("pair"), request.param)
-    yield pair
-    pair.stop()
-
-
-@pytest.fixture
-def pair(family: Pair) -> Iterator[Pair]:
-    family.tree.clear()
-    yield family
-    for worker in (family.warm, family.cold):
-        stats = worker.stats()
-        assert (stats["active_rows"], stats["pending_rows"], stats["restarts"]) == (0, 0, 0)
-    family.verify()
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -290,151 +150,6 @@ def test_scored_prompts_are_run_whole_and_not_kept(pair: Pair) -> None:
     heard = pair.check(prompt, 2, **scored)
     assert heard.done.cached_tokens == 0
     assert sum(len(event.logprobs) for event in heard.events) == 59 + 2
-
-
-# ---------------------------------------------------------------------- keys, however it ends
-
-
-def stop_at(count: int, keep: int = 1, may_steer: bool = False) -> Scripted:
-    def decide(ids: list[int], new: Sequence[int]) -> Verdict | None:
-        return Verdict(keep=keep, stop=True) if len(ids) == count else None
-
-    return Scripted(decide, may_steer)
-
-
-@pytest.mark.parametrize("may_steer", [False, True], ids=["ahead", "steered"])
-@pytest.mark.parametrize("keep", [0, 1])
-@pytest.mark.parametrize("at", [1, 4])
-def test_a_guide_that_stops_leaves_an_exact_key(
-    pair: Pair, at: int, keep: int, may_steer: bool
-) -> None:
-    prompt = ids_of(30)
-    said = pair.plain(prompt, 9)
-    heard = ask(pair.warm, prompt, 9, guide=stop_at(at, keep, may_steer))
-    assert heard.finish is Finish.GUIDE and heard.ids == said[: at - 1 + keep]
-    assert pair.cached((*prompt, *said[:8])) >= 30 + at - 1
-
-
-def test_forced_tokens_are_part_of_the_key(pair: Pair) -> None:
-    prompt, forced = ids_of(30), (7, 9, 11, 13)
-
-    def decide(ids: list[int], new: Sequence[int]) -> Verdict | None:
-        return Verdict(keep=len(new), forced=forced if len(ids) == 2 else ())
-
-    heard = ask(pair.warm, prompt, 8, guide=Scripted(decide))
-    assert tuple(heard.ids[2:6]) == forced
-    assert pair.cached((*prompt, *heard.ids, 5)) == 30 + 7
-
-
-@pytest.mark.parametrize("at", [0, 1, 4])
-def test_eos_leaves_an_exact_key(pair: Pair, at: int) -> None:
-    for seed in range(20):
-        prompt = ids_of(30, seed)
-        said = pair.plain(prompt, 9)
-        if said[at] not in said[:at]:
-            break
-    heard = ask(pair.warm, prompt, 9, eos_ids=frozenset([said[at]]))
-    assert heard.finish is Finish.EOS and heard.ids == said[:at]
-    assert pair.cached((*prompt, *said[:8])) >= 30 + at
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 3])
-def test_an_answer_cut_short_leaves_an_exact_key(pair: Pair, max_tokens: int) -> None:
-    prompt = ids_of(30)
-    said = pair.check(prompt, max_tokens).ids
-    assert pair.cached((*prompt, *said, 5, 6)) == 29 + max_tokens
-
-
-@pytest.mark.parametrize("has_neighbour", [False, True])
-def test_a_row_given_up_while_it_decodes_leaves_an_exact_key(
-    pair: Pair, has_neighbour: bool
-) -> None:
-    prompt = ids_of(30)
-    said = pair.plain(prompt, 30)
-
-    def at_third(heard: Heard) -> None:
-        if len(heard.ids) == 3:
-            pair.warm.cancel(heard.row_id)
-
-    other = start(pair.warm, ids_of(20, 4), 25) if has_neighbour else None
-    heard = start(pair.warm, prompt, 30, at_event=at_third)
-    assert heard.finish is Finish.CANCELLED and heard.ids == said[:3]
-    if other is not None:
-        assert other.done and other.ids == pair.plain(ids_of(20, 4), 25)
-    assert 32 <= pair.cached((*prompt, *said[:20])) <= 34
-
-
-class Chunks:
-    """Calls something after each chunk of any prompt, on the engine thread."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, engine: Worker, after: Any) -> None:
-        batch: Any = engine._loop.batch
-        real = batch.prefill
-        self.run: list[tuple[int, int]] = []
-
-        def prefill(row: Any, tokens: int) -> Any:
-            found = real(row, tokens)
-            self.run.append((row.id, tokens))
-            after(row, [size for number, size in self.run if number == row.id])
-            return found
-
-        patch.setattr(batch, "prefill", prefill)
-
-
-def test_a_row_given_up_in_its_prompt_leaves_an_exact_key(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def after(row: Any, sizes: list[int]) -> None:
-        if len(sizes) == 2:
-            pair.warm.cancel(row.id)
-
-    prompt = ids_of(150)
-    with monkeypatch.context() as patch:
-        chunks = Chunks(patch, pair.warm, after)
-        heard = start(pair.warm, prompt)
-        assert heard.finish is Finish.CANCELLED and len(chunks.run) == 2
-    assert pair.cached(prompt) == sum(size for _, size in chunks.run)
-
-
-class Holding(Heard):
-    """A sink whose reader falls behind at some events; `resume` is up to the test."""
-
-    def __init__(self, at: Sequence[int], and_then: Any) -> None:
-        super().__init__()
-        self._at, self._and_then = at, and_then
-
-    def __call__(self, event: Any) -> bool:  # type: ignore[override]
-        super().__call__(event)
-        if event.done is None and len(self.ids) in self._at:
-            self._and_then(self)
-            return True
-        return False
-
-
-@pytest.mark.parametrize("others", [0, 2])
-def test_a_row_that_was_held_says_the_same_and_leaves_an_exact_key(pair: Pair, others: int) -> None:
-    prompt = ids_of(30)
-    beside = [start(pair.warm, ids_of(20 + n, 7 + n), 30) for n in range(others)]
-    held = Holding([2, 5], lambda heard: pair.warm.resume(heard.row_id))
-    held.row_id = pair.warm.submit(RowSpec(prompt, Sampling(), 12, frozenset()), held)
-    assert held.finish is Finish.LENGTH
-    said = pair.plain(prompt, 12)
-    assert held.ids == said
-    for n, row in enumerate(beside):
-        assert row.done and row.ids == pair.plain(ids_of(20 + n, 7 + n), 30)
-    assert pair.cached((*prompt, *said, 4)) == 30 + 11
-
-
-@pytest.mark.parametrize("others", [0, 2])
-def test_a_row_given_up_while_it_is_held_leaves_an_exact_key(pair: Pair, others: int) -> None:
-    prompt = ids_of(30)
-    beside = [start(pair.warm, ids_of(20 + n, 7 + n), 30) for n in range(others)]
-    held = Holding([3], lambda heard: pair.warm.cancel(heard.row_id))
-    held.row_id = pair.warm.submit(RowSpec(prompt, Sampling(), 12, frozenset()), held)
-    assert held.finish is Finish.CANCELLED
-    for n, row in enumerate(beside):
-        assert row.done and row.ids == pair.plain(ids_of(20 + n, 7 + n), 30)
-    assert pair.cached((*prompt, *held.ids, 4)) >= 32
 
 
 # ---------------------------------------------------------------------------- work is shared
