@@ -120,6 +120,7 @@ def run(
     def accept(row: Row, token: int, logprob: TokenLogprob | None) -> None:
         heard, spec = told[row], row.spec
         heard.ids.append(token)
+        row.ids.append(token)
         heard.logprobs.append(logprob)
         fed = len(spec.prompt_ids) + len(heard.ids) - (len(heard.ids) == spec.max_tokens)
         assert row.length == fed

@@ -107,6 +107,7 @@ def prefill(batch: Batch, row: Row, chunk_tokens: int = 10_000) -> None:
 def finish_at_length(taken: dict[Row, list[int]]) -> Callable[[Row, int], None]:
     def accept(row: Row, token: int, logprob: Any) -> None:
         taken[row].append(token)
+        row.ids.append(token)
         if len(taken[row]) == row.spec.max_tokens:
             row.end(Finish.LENGTH)
 

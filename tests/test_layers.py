@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "mlxlite"
 
 ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
     # column: (floor, files in the order of their imports)
-    "foundation": (0, "", ("__init__", "errors", "types", "config", "fields", "kvplan")),
+    "foundation": (0, "", ("__init__", "errors", "types", "config", "fields", "kvplan", "heap")),
     "http": (1, "http/", ("__init__", "wire", "guard", "routing", "listen", "server")),
     "text": (
         1,
@@ -69,6 +69,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "prefix",
             "curves",
             "sample",
+            "recent",
             "penalties",
             "drawn",
             "quantised",
@@ -178,6 +179,7 @@ HOMES: dict[str, set[str]] = {
             "backend",
             "sample",
             "curves",
+            "recent",
             "penalties",
             "drawn",
             "quantised",

@@ -11,6 +11,7 @@ import pytest
 
 from mlxlite.engine import backend  # noqa: F401  (first: it picks the BLAS)
 from mlxlite.engine.penalties import History, Penalties, penalties_of
+from mlxlite.engine.recent import adjusted, recent_of, strengths_of
 from mlxlite.engine.row import Row
 from mlxlite.types import Sampling
 from tests.decoding import (
@@ -37,7 +38,13 @@ def applied(sampling: Sampling, history: Sequence[int], logits: np.ndarray) -> n
     """What the device makes of it: all but the last id are the prompt, the last one is pushed."""
     penalties = penalties_of(sampling, history[:-1], logits.size)
     if penalties is None:
-        return logits
+        row = row_of(sampling, history)
+        how = strengths_of([row])
+        if how is None:
+            return logits
+        inputs = mx.array(history[-1:])
+        recent = recent_of([row], inputs, [row], how.width, logits.size) if how.width else None
+        return np.array(adjusted(mx.array(logits)[None], how, recent)[0])
     for token in history[-1:]:
         penalties.push(mx.array(token, dtype=mx.uint32))
     return np.array(penalties(mx.array(logits)))

@@ -21,6 +21,7 @@ from mlxlite.engine.drawn import Drawn, add_logprobs, most_logprobs, score
 from mlxlite.engine.lanes import Lanes, cache_arrays
 from mlxlite.engine.load import LoadedModel
 from mlxlite.engine.penalties import penalties_of
+from mlxlite.engine.recent import Recent, Strengths, adjusted, recent_of, strengths_of
 from mlxlite.engine.row import Phase, Row
 from mlxlite.types import TokenLogprob
 
@@ -44,6 +45,8 @@ class Batch:
         self._since_short = 0  # steps since a draw had too few
         self._recipe: sample.Recipe | None = None
         self._recipe_ids: list[int] = []
+        self._strengths: Strengths | None = None
+        self._strengths_ids: list[int] = []
 
     # ------------------------------------------------------------------------------- prefill
 
@@ -131,10 +134,13 @@ class Batch:
                 if row.penalties is not None:
                     row.penalties.push(inputs[index])
             logits = self.lanes.forward(inputs)
+            # Now, as a late draw's rows will have one more token on the host.
+            on_host = {row for row in rows if row not in seen}
+            strengths, recent = self._looked_at(rows, inputs, on_host)
             if steered:
                 mx.async_eval(logits, *self._arrays(rows))
             else:
-                new = self._draw(logits, rows)
+                new = self._draw(logits, rows, strengths, recent)
                 mx.async_eval(*new.arrays, *self._arrays(rows))
 
         # 3. Read the tokens that were in flight; the only host read of the step.
@@ -155,7 +161,7 @@ class Batch:
 
         # 4. The late draw of steered rows.
         if rows and steered:
-            new = self._draw(logits, rows)
+            new = self._draw(logits, rows, strengths, recent)
             mx.async_eval(*new.arrays)
         self._inflight = new
 
@@ -177,6 +183,7 @@ class Batch:
         """Forget everything after a failed step."""
         self.let_go()
         self._recipe, self._recipe_ids = None, []
+        self._strengths, self._strengths_ids = None, []
         mx.clear_cache()
 
     def _arrays(self, rows: Sequence[Row]) -> list[mx.array]:
@@ -187,7 +194,26 @@ class Batch:
                 found += row.penalties.arrays
         return found
 
-    def _draw(self, logits: mx.array, rows: list[Row], corrected: Drawn | None = None) -> Drawn:
+    def _looked_at(
+        self, rows: list[Row], inputs: mx.array, on_host: set[Row]
+    ) -> tuple[Strengths | None, Recent | None]:
+        """What bias and penalties need of this step's rows; see `recent_of`."""
+        ids = [row.id for row in rows]
+        if ids != self._strengths_ids:
+            self._strengths, self._strengths_ids = strengths_of(rows), ids
+        how = self._strengths
+        if how is None or how.width == 0:
+            return how, None
+        return how, recent_of(rows, inputs, on_host, how.width, self.vocab_size)
+
+    def _draw(
+        self,
+        logits: mx.array,
+        rows: list[Row],
+        strengths: Strengths | None,
+        recent: Recent | None,
+        corrected: Drawn | None = None,
+    ) -> Drawn:
         """Penalties, masks, then one token a row; what guides force takes its place.
 
         corrected: a draw of which the single row is drawn again. That is done by sorting, as one
@@ -203,6 +229,8 @@ class Batch:
                 candidates = self._candidates
         else:
             how = sample.recipe(rows, self.vocab_size)
+        if strengths is not None:
+            logits = adjusted(logits, strengths, recent)
         logits = sample.masked(_penalised(logits, rows), rows)
         row_keys = sample.keys(rows)
         token_ids, is_certain = sample.draw(logits, how, row_keys, candidates)
@@ -247,7 +275,12 @@ class Batch:
         again = self.lanes.forward_again(row, token)
         if new is not None:
             row.sampled -= 1
-            new.replace(place, self._draw(again, [row], corrected=new))
+            how = strengths_of([row])
+            recent = None
+            if how is not None and how.width:
+                inputs = mx.array([token], dtype=mx.uint32)
+                recent = recent_of([row], inputs, (), how.width, self.vocab_size)
+            new.replace(place, self._draw(again, [row], how, recent, corrected=new))
             mx.async_eval(*new.arrays, *self._arrays([row]))
             return logits
         return mx.concatenate([logits[:place], again, logits[place + 1 :]], axis=0)
@@ -282,7 +315,7 @@ def _inputs(old: Drawn | None, seen: Mapping[Row, int], rows: Sequence[Row]) -> 
 
 
 def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """Logits (B, V) with each row's bias and penalties applied."""
+    """Logits (B, V) with the bias and penalties of rows that look at many tokens applied."""
     if all(row.penalties is None for row in rows):
         return logits
     adjusted = [

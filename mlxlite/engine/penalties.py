@@ -1,4 +1,4 @@
-"""What changes the logits before anything is drawn: bias and penalties (spec 20 section 5).
+"""Bias and penalties that look at many tokens, or all (spec 20 section 5).
 
 Order: logit bias, repetition, presence, frequency; each reads what the one before left. A penalty
 looks at a window of the row's history, which is its prompt followed by every token of its answer,
@@ -6,7 +6,8 @@ the one in flight included. That token is not on the host yet, so the history li
 counts of each id, kept up to date by one addition and, once the window is full, one subtraction a
 token.
 
-Owned by its row; runs on the engine thread. A row without any of these has no object at all.
+Owned by its row; runs on the engine thread. Rows that look at few tokens have no such object: they
+are adjusted all at once (`recent`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlxlite.engine.recent import LARGEST, looks_at_few
 from mlxlite.types import Sampling
-
-_LARGEST = 1e30  # of a logit; float32 ends at 3e38
 
 
 class History:
@@ -110,8 +110,7 @@ class Penalties:
         if sampling.frequency_penalty:
             counts = self._histories[sampling.frequency_context].counts
             logits = logits - sampling.frequency_penalty * counts
-        # Finite whatever the values were: an infinite logit makes every probability NaN.
-        return mx.minimum(logits, _LARGEST)
+        return mx.minimum(logits, LARGEST)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -120,11 +119,5 @@ class Penalties:
 
 
 def penalties_of(sampling: Sampling, ids: Sequence[int], vocab_size: int) -> Penalties | None:
-    """The object of a row, or None where every value is neutral."""
-    is_neutral = not (
-        sampling.logit_bias
-        or sampling.penalises_repetition
-        or sampling.presence_penalty
-        or sampling.frequency_penalty
-    )
-    return None if is_neutral else Penalties(sampling, ids, vocab_size)
+    """The object of a row, or None where it looks at few tokens or none: `recent` does that."""
+    return None if looks_at_few(sampling) else Penalties(sampling, ids, vocab_size)

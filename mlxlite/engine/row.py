@@ -82,6 +82,12 @@ class Row:
         """The id that is run next, of a row with no token in flight."""
         return self.ids[-1] if self.ids else self.spec.prompt_ids[-1]
 
+    def newest(self, count: int) -> list[int]:
+        """The last tokens on the host, of the prompt and of what was drawn; `count` at most."""
+        drawn = self.ids[-count:] if count else []
+        missing = count - len(drawn)
+        return [*self.spec.prompt_ids[-missing:], *drawn] if missing else drawn
+
     @property
     def length(self) -> int:
         """Tokens whose state is in the cache, those of a queued forward included."""
