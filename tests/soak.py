@@ -2,10 +2,11 @@
 
     python -m tests.soak --minutes 20 --seed 1
 
-A tiny model of each kind of cache has its turn. The prompt cache is so small that it evicts all the
-time, the engine checks itself at each step, and more clients ask than the queue holds. Requests
-must be answered, refused as they should be, or left by us; what is asked again must say the same;
-in the end nothing may be left: no row, session, lease, connection, descriptor or byte.
+A tiny model of each kind of cache has its turn, one of them in little memory too. The prompt cache
+is so small that it evicts all the time, the engine checks itself at each step, and more clients ask
+than the queue holds. Requests must be answered, refused as they should be, or left by us; what is
+asked again must say the same; in the end nothing may be left: no row, session, lease, connection,
+descriptor or byte.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlxlite.models import fit, library
 from tests import tiny
 from tests.live import Child, ask, post_bytes
 from tests.soak_traffic import (
@@ -56,6 +58,7 @@ PLAIN = {"messages", "max_tokens", "temperature", "logprobs", "top_logprobs"}
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
+    "little memory": {"model_type": "llama"},  # see `little`
     "gemma3_text": {
         "head_dim": 16,
         "sliding_window": 48,
@@ -100,7 +103,8 @@ class Figures:
         yield f"{self.kind}: {self.seconds:.0f} s, {dict(sorted(self.counts.items()))}"
         yield (
             f"  rows {batch['submitted_rows']}: {batch['completed_rows']} completed, "
-            f"{batch['cancelled_rows']} cancelled, {batch['failed_rows']} failed; "
+            f"{batch['cancelled_rows']} cancelled, {batch['failed_rows']} failed, "
+            f"{batch['retreats']} sent back; "
             f"tokens {batch['prompt_tokens']} in ({batch['cached_tokens']} cached), "
             f"{batch['generated_tokens']} out; {self.compared_tokens} compared"
         )
@@ -342,12 +346,21 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(folder)) if folder.is_dir() else 0
 
 
+def little(folder: Path) -> str:
+    """GB with room for three rows at their longest: others wait, and some have to go back."""
+    found = library.fit_of(library.describe(folder, "model"), fit.guessed_machine("float32"), None)
+    room = found.transient_bytes(CONTEXT) + 3 * found.plan.row_bytes(CONTEXT)
+    return str((found.weights.n_bytes + room) / 1e9)
+
+
 def soak(kind: str, home: Path, seconds: float, seed: int, is_short: bool = False) -> Figures:
     """Serve a tiny model of this kind under traffic. The figures say what went wrong."""
-    folder = tiny.make_model(home / kind, model_type=kind, **KINDS[kind])
+    folder = tiny.make_model(home / "model", **{"model_type": kind, **KINDS[kind]})
     flags = ["--port", "0", "--batch", "8", "--queue", "16", "--log-level", "warning"]
     flags += ["--prompt-cache", str(CACHE_GIB), "--embedding-pooling", "last"]
     flags += ["--dtype", "float32"]
+    if kind == "little memory":
+        flags += ["--memory-budget", little(folder)]
     own = {"MLXLITE_CHECK": "1", "MKL_NUM_THREADS": "1"}
     deadline_s = seconds + 5 * PATIENCE_S
     with Child(home / "home", "serve", str(folder), *flags, deadline_s=deadline_s, **own) as child:
