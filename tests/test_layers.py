@@ -66,6 +66,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "backend",
             "row",
             "scheduler",
+            "memory",
             "prefix",
             "curves",
             "sample",
@@ -79,7 +80,6 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "lanes",
             "spans",
             "reuse",
-            "memory",
             "judge",
             "embed",
             "batch",
@@ -250,7 +250,7 @@ LATE: dict[str, set[str]] = {
 MOST_LINES_A_FILE = 500
 # What grows with the models that there are is counted apart: tool families and cache layouts; and so
 # is what measures. The rest has outgrown the 16,000 lines that the project's notes began with.
-MOST_LINES = 19_000
+MOST_LINES = 21_000
 APART = ("text/tools/", "models/kv_", "bench/")
 
 

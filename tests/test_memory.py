@@ -18,9 +18,9 @@ PLAN = KVPlan(((Full(10),), (Full(6), Const(1000)), (Window(64, 5),)))
 
 
 def allocated(tokens: int) -> int:
-    """Bytes of a row, by hand: whole slabs of what grows, half as much again for a pool's slots."""
+    """Bytes of a row, by hand: whole slabs of what grows, twice, for a pool's spare slots."""
     slabs = -(-tokens // SLAB_TOKENS) * SLAB_TOKENS
-    return int(1.5 * (16 * slabs + 1000 + 5 * min(slabs, 64)))
+    return int(2 * (16 * slabs + 1000 + 5 * min(slabs, 64)))
 
 
 def row_of(prompt: int, max_tokens: int = 10, ran: int = 0) -> Row:
@@ -81,11 +81,13 @@ def test_it_needs_no_mlx() -> None:
 def test_a_row_is_billed_for_what_it_has_and_some_more(
     prompt: int, max_tokens: int, ran: int, tokens: int
 ) -> None:
-    assert budget(0).row_bytes(row_of(prompt, max_tokens, ran)) == allocated(tokens)
+    row = row_of(prompt, max_tokens, ran)
+    assert budget(0).tokens_of(row) == tokens
+    assert budget(0).total([row]) == allocated(tokens)
 
 
 def test_the_bill_never_falls_while_a_row_grows() -> None:
-    bills = [budget(0).row_bytes(row_of(300, 2000, ran)) for ran in range(0, 2299, 7)]
+    bills = [budget(0).total([row_of(300, 2000, ran)]) for ran in range(0, 2299, 7)]
     assert bills == sorted(bills) and bills[0] < bills[-1]
     for ran, bill in zip(range(0, 2299, 7), bills, strict=True):
         assert bill >= PLAN.row_bytes_allocated(ran + 1), "what it holds is always paid for"
@@ -95,7 +97,7 @@ def test_the_bill_never_falls_while_a_row_grows() -> None:
 @pytest.mark.parametrize("kept", [0, 5000])
 def test_room_is_used_to_the_last_byte(spare: int, kept: int) -> None:
     running, row = [row_of(100), row_of(600)], row_of(40)
-    need = sum(budget(0).row_bytes(each) for each in (*running, row))
+    need = budget(0).total((*running, row))
     store = Kept(kept) if kept else Kept()
     has_room = budget(need + kept + spare, store).admits(row, running)
     if kept and spare < 0:
@@ -106,7 +108,7 @@ def test_room_is_used_to_the_last_byte(spare: int, kept: int) -> None:
 
 def test_only_as_many_prefixes_go_as_it_takes_and_none_in_vain() -> None:
     running, row = [row_of(100)], row_of(40)
-    need = sum(budget(0).row_bytes(each) for each in (*running, row))
+    need = budget(0).total((*running, row))
     store = Kept(10, 10, 10, 10)
     assert budget(need + 15, store).admits(row, running)
     assert store.entries == [10]
@@ -118,14 +120,14 @@ def test_the_first_row_always_runs_and_takes_the_prefixes_room() -> None:
     row, store = row_of(5000), Kept(100, 100, 100)
     assert budget(1, store).admits(row, []) and store.nbytes == 0
     store = Kept(100, 100, 100)
-    assert budget(budget(0).row_bytes(row) + 200, store).admits(row, []) and store.nbytes == 200
+    assert budget(budget(0).total([row]) + 200, store).admits(row, []) and store.nbytes == 200
     assert budget(-(10**9), Kept()).admits(row, iter([]))
 
 
 @pytest.mark.parametrize("over", [-5, 0, 1, 100, 101, 10**9])
 def test_growing_rows_push_prefixes_out(over: int) -> None:
     running, store = [row_of(100, 9000, 4000), row_of(600)], Kept(100, 100, 100)
-    need = sum(budget(0).row_bytes(each) for each in running)
+    need = budget(0).total(running)
     budget(need + 300 - over, store).keep_within(running)
     assert store.nbytes == max(300 - max(-(-over // 100), 0) * 100, 0)
 
@@ -145,7 +147,7 @@ def lengths_of(rows: Sequence[Row]) -> list[int]:
 
 
 def test_who_does_not_fit_waits_and_is_not_overtaken() -> None:
-    room = allocated(800) + allocated(200)
+    room = 2 * allocated(700)  # a short row pays for its neighbour's width
     scheduler = queue(room, [700, 600, 5, 6])
     assert lengths_of(scheduler.admit()) == [700]
     assert scheduler.admit() == [], "the small ones would fit, and stay behind the large one"

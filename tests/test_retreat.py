@@ -17,7 +17,7 @@ from tests.rows import PATIENCE_S, Scripted, ask, start
 pytestmark = pytest.mark.slow
 
 PLAN = KVPlan(((Full(1),),))  # a byte a token; a slab of 256 is the least
-ROOM = 2 * 256 * 3 // 2 + 100  # two rows of a slab, with a pool's spare slots; not three slabs
+ROOM = 2 * 2 * 256 + 100  # two rows of a slab, with a pool's spare slots; not three slabs
 TOKENS = 300
 
 

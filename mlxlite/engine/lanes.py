@@ -16,13 +16,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from mlxlite.engine.memory import POOL_FACTOR, SHORT_COLUMNS, SPREAD
 from mlxlite.engine.row import Phase, Row
 from mlxlite.engine.slots import SLAB, Plan, slots_for
-
-# Rows share a pool while its longest is at most SPREAD times its shortest, or short altogether:
-# a forward of its own costs as much as some thousand columns more.
-SPREAD = 4
-SHORT_COLUMNS = 2048
 
 
 class Pool:
@@ -76,8 +72,8 @@ class Pool:
         self.rows.pop()
         for slots in self._slots:
             slots.drop(last)
-        if 0 < 4 * last < self._capacity:  # far too many slots are left
-            self._resize(last, self._columns)
+        if 0 < last and POOL_FACTOR * last < self._capacity:
+            self._resize(last + last // 2, self._columns)
         mx.eval(self.arrays)
 
     def extract(self, row: Row) -> list[Any]:

@@ -19,7 +19,12 @@ from mlxlite.kvplan import KVPlan
 # A row is billed for so many tokens ahead of what it has. Clients ask for 32,000 tokens each turn
 # and use some hundred, so reserving all of them would let one row run at a time.
 AHEAD_TOKENS = 512
-_POOL_FACTOR = 1.5  # a pool has up to half as many slots again as rows
+# Rows share a pool while its longest is at most SPREAD times its shortest, or short altogether: a
+# forward of its own costs as much as some thousand columns more. A slot is as wide as its pool, so
+# a short row pays for a longer neighbour.
+SPREAD = 4
+SHORT_COLUMNS = 2048
+POOL_FACTOR = 2  # the most slots of a pool for each of its rows, between growing and shrinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +39,28 @@ class Budget:
     kept: Callable[[], int]
     evict: Callable[[int], int]
 
-    def row_bytes(self, row: Row) -> int:
-        """What a row holds, and will for its next tokens."""
+    def tokens_of(self, row: Row) -> int:
+        """What a row has, and some more: what it is billed for."""
         expected = len(row.spec.prompt_ids) + min(row.spec.max_tokens, AHEAD_TOKENS)
         least = max(row.length, len(row.source)) + AHEAD_TOKENS // 2
-        least = max(least, expected)
         most = len(row.spec.prompt_ids) + row.spec.max_tokens
-        return int(_POOL_FACTOR * self.plan.row_bytes_allocated(min(least, most)))
+        return min(max(least, expected), most)
+
+    def total(self, rows: Iterable[Row]) -> int:
+        """Bytes that these rows hold, or will for their next tokens, in whatever pools."""
+        tokens = [self.tokens_of(row) for row in rows]
+        longest = max(tokens, default=0)
+        widths = (max(n, min(longest, max(SHORT_COLUMNS, SPREAD * n))) for n in tokens)
+        return sum(POOL_FACTOR * self.plan.row_bytes_allocated(width) for width in widths)
 
     def admits(self, row: Row, running: Iterable[Row]) -> bool:
         """Whether there is room for one more row; the first one always runs: `prepare` has
         refused what cannot fit by itself."""
-        held = [self.row_bytes(other) for other in running]
-        if not held:
-            self.evict(self.row_bytes(row) + self.kept() - self.room_bytes)
+        others = list(running)
+        missing = self.total([*others, row]) + self.kept() - self.room_bytes
+        if not others:
+            self.evict(missing)
             return True
-        missing = sum(held) + self.row_bytes(row) + self.kept() - self.room_bytes
         if missing <= 0:
             return True
         if missing > self.kept():
@@ -59,7 +70,7 @@ class Budget:
     def keep_within(self, running: Sequence[Row]) -> Row | None:
         """Rows have grown: prefixes make room for them, and if that is not enough, the row that is
         returned has to. The first one always stays."""
-        missing = sum(self.row_bytes(row) for row in running) + self.kept() - self.room_bytes
+        missing = self.total(running) + self.kept() - self.room_bytes
         if missing <= 0 or self.evict(missing) >= missing:
             return None
         may_go = [row for row in running[1:] if not row.spec.prompt_logprobs]
