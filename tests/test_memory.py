@@ -147,9 +147,9 @@ def lengths_of(rows: Sequence[Row]) -> list[int]:
 
 
 def test_who_does_not_fit_waits_and_is_not_overtaken() -> None:
-    room = 2 * allocated(700)  # a short row pays for its neighbour's width
-    scheduler = queue(room, [700, 600, 5, 6])
-    assert lengths_of(scheduler.admit()) == [700]
+    room = 2 * allocated(610)  # a short row pays for its neighbour's width
+    scheduler = queue(room, [1000, 600, 5, 6])
+    assert lengths_of(scheduler.admit()) == [1000]
     assert scheduler.admit() == [], "the small ones would fit, and stay behind the large one"
     scheduler.remove(scheduler.live[0])
     assert lengths_of(scheduler.admit()) == [600, 5]
