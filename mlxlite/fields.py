@@ -164,6 +164,8 @@ CHAT_PROMISES = (
         "must be auto or none; forced calls are not supported yet",
     ),
     Promise("functions", why="is not supported; use tools"),
+    Promise("function_call", (None, "auto", "none"), "is not supported; use tools"),
+    Promise("modalities", (None, [], ["text"]), "with audio is not supported yet"),
 )
 
 SAMPLING = (

@@ -243,6 +243,7 @@ PROMISES = [
     ("tool_choice", '{"type": "function", "function": {"name": "f"}}'),
     ("tool_choice", '{"type": "allowed_tools", "allowed_tools": {"mode": "required"}}'),
     ("functions", '[{"name": "f"}]'),
+    ("function_call", '{"name": "f"}'),
     ("guided_json", "{}"),
     ("guided_regex", '"a+"'),
     ("guided_choice", '["a"]'),
@@ -252,6 +253,7 @@ PROMISES = [
     ("adapter", '"a+b"'),
     ("adapter", '""'),
     ("audio", '{"voice": "a"}'),
+    ("modalities", '["text", "audio"]'),
 ]
 HINTS = [
     ("store", "true"),
@@ -277,6 +279,10 @@ HINTS = [
     ("adapter", '"none"'),
     ("adapter", '"NONE"'),
     ("functions", "[]"),
+    ("function_call", '"auto"'),
+    ("function_call", '"none"'),
+    ("modalities", "[]"),
+    ("modalities", '["text"]'),
     ("structured_outputs", "{}"),
     ("no_such_field", '[{"deep": [1, 2]}]'),
 ]
