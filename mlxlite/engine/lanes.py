@@ -175,8 +175,23 @@ class Lanes:
                     row.cache = self.new_cache()
                 self.alone.append(row)
         if self.may_pool and len(rows) > 1:
+            if len(self.pools) > 1:
+                self._merge_pools()
             self._bring_together()
         return self.rows
+
+    def _merge_pools(self) -> None:
+        """Two pools whose rows have come to be of one length, about, need one forward."""
+        for small in sorted(self.pools, key=lambda pool: len(pool.rows)):
+            mine = [row.length for row in small.rows]
+            for large in self.pools:
+                if large is small or not _go_together([*mine, *(r.length for r in large.rows)]):
+                    continue
+                for row in list(small.rows):
+                    small.leave(row, keeps_cache=True)
+                    large.join(row)
+                self.pools.remove(small)
+                return
 
     def _bring_together(self) -> None:
         loose, self.alone = self.alone, []
