@@ -61,7 +61,7 @@ def run_engine(options: WorkerOptions, cache_bytes: int) -> Worker:
         worker.start()
         worker.wait_ready(PATIENCE_S)
     worker._loop.scheduler.sizer = ChunkSizer(CHUNK, CHUNK)
-    while worker.stats()["jobs"]["open"]:  # the judge's job, a slice a step
+    while worker.stats()["shares_forwards"] is None:  # the judge thinks
         ask(worker, (5,), 2)
     assert worker.stats()["shares_forwards"]
     return worker

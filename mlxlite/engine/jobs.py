@@ -67,12 +67,6 @@ class Jobs:
         self._open.append(_Job(make, future))
         return future
 
-    def add_first(self, make: Callable[[], Work]) -> Future[Any]:
-        """Queue a job of the engine's own ahead of all others; it does not count as one of them."""
-        future: Future[Any] = Future()
-        self._open.appendleft(_Job(make, future))
-        return future
-
     def step(self, budget_s: float) -> None:
         """One slice of the job whose turn it is; given-up jobs are dropped on the way."""
         while self._open:

@@ -3,13 +3,13 @@
 Some models read a position from the shape of a buffer, or keep state in a way of their own; no list
 of names tells which (engine-notes section 1). So rows of different length are run alone and in a
 pool of slots, with the same tokens, and what comes out is compared. It takes eleven small forwards,
-one at a time between other work, as the first job of a new engine.
+one at a time between other work, soon after the start of an engine.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -28,8 +28,8 @@ _TOLERANCE = {"float32": 0.01}
 _TOLERANCE_16_BITS = 0.2
 
 
-def judge(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Generator[None, float, bool]:
-    """A job that finds out whether the model's rows may pool, and tells `lanes`."""
+def judge(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Iterator[None]:
+    """Find out whether the model's rows may pool, and tell `lanes`; a forward between yields."""
     verdict = False
     try:
         verdict = lanes.has_slots() and (yield from _agrees(model, lanes, dtype, vocab_size))
@@ -37,10 +37,9 @@ def judge(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Generator[No
         log.exception("this model does not run in slots")
     lanes.may_pool = verdict
     log.debug("rows share a forward" if verdict else "rows run one by one: the model needs it")
-    return verdict
 
 
-def _agrees(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Generator[None, float, bool]:
+def _agrees(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Generator[None, None, bool]:
     alone: list[list[mx.array]] = []
     for prompt, tokens in zip(_PROMPTS, _TOKENS, strict=True):
         cache = _prompted(model, lanes, prompt, vocab_size)

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ _WARM_UP_TOKENS = 8  # long enough to show the speed of a prefill, short enough 
 _CLEAR_EVERY_STEPS = 256  # decode steps between two clearings of MLX's buffer cache
 _COUNT_EVERY_STEPS = 64  # decode steps between two looks at how much the rows have grown
 _MOST_CACHED_BYTES = 2**30  # freed buffers that MLX keeps for reuse
+_OVER = object()
 _MOST_FAILED_STEPS = 2  # in a row; then whatever is wrong is not the rows' (D19)
 
 
@@ -103,6 +104,7 @@ class Loop:
         self.embedder: Embedder | None = None
         self.prompts: PromptCache | None = None
         self.budget: Budget | None = None
+        self._judging: Iterator[None] | None = None
 
     # --------------------------------------------------------------------------- open, close
 
@@ -130,7 +132,7 @@ class Loop:
             max_context = min(max_context, room.max_context)
             self._count_memory(room, backend.kind)
         vocab_size = batch.vocab_size
-        self._jobs.add_first(lambda: judge(loaded.model, batch.lanes, loaded.dtype, vocab_size))
+        self._judging = judge(loaded.model, batch.lanes, loaded.dtype, vocab_size)
         return ModelFacts(
             model_type=str(loaded.config["model_type"]),
             backend=backend.kind,
@@ -155,7 +157,7 @@ class Loop:
         """Let go of every array."""
         if self.prompts is not None:
             self.prompts.tree.clear()
-        self.batch = self.embedder = self.prompts = self.budget = None
+        self.batch = self.embedder = self.prompts = self.budget = self._judging = None
         self.scheduler.has_room = lambda row, running: True
 
     # ------------------------------------------------------------------------- what comes in
@@ -177,7 +179,14 @@ class Loop:
     def has_work(self) -> bool:
         """Whether to step. Tokens in flight are read before the engine rests, even if all rows are
         held: only then is a held row's cache its own, and the memory of those that left free."""
-        return self.scheduler.has_work or (self.batch is not None and self.batch.is_busy)
+        is_busy = self.batch is not None and self.batch.is_busy
+        return self.scheduler.has_work or is_busy or self._may_judge
+
+    @property
+    def _may_judge(self) -> bool:
+        """Whether it is time to find out if rows may share a forward: not while a single row runs,
+        which would wait for it and gain nothing."""
+        return self._judging is not None and len(self.scheduler.live) != 1
 
     # ------------------------------------------------------------------------------ one step
 
@@ -197,6 +206,8 @@ class Loop:
             self._step(step.prefill, step.prefill_tokens, list(step.decode))
         if self.is_abandoned:  # it hung, and another life has begun
             return
+        if self._may_judge:
+            self._judge()
         # Rows wait meanwhile, so a slice beside them is as short as a prompt's chunk is.
         self._jobs.step(SHARED_CHUNK_BUDGET_S if self.scheduler.rows else CHUNK_BUDGET_S)
         if not self.scheduler.rows:
@@ -204,6 +215,19 @@ class Loop:
         if self._checks:
             self.check()
         self.memory = mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory()
+
+    @property
+    def shares_forwards(self) -> bool | None:
+        """Whether rows decode together; None until that is known."""
+        if self.batch is None or self._judging is not None:
+            return None
+        return self.batch.lanes.may_pool
+
+    def _judge(self) -> None:
+        """One more forward of the judge."""
+        assert self._judging is not None
+        if next(self._judging, _OVER) is _OVER:
+            self._judging = None
 
     def _step(self, prefill: Row | None, tokens: int, decode: list[Row]) -> None:
         assert self.batch is not None

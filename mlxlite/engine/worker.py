@@ -152,7 +152,7 @@ class Worker:
     def stats(self) -> dict[str, Any]:
         loop, counters = self._loop, self._counters
         steps = list(loop.step_s)
-        batch, prompts = loop.batch, loop.prompts
+        prompts = loop.prompts
         live = list(loop.scheduler.live)
         active = len(live)
         return {
@@ -173,7 +173,7 @@ class Worker:
             "decode_steps": counters.decode_steps,
             "restarts": counters.restarts,
             "retreats": counters.retreats,
-            "shares_forwards": batch is not None and batch.lanes.may_pool,
+            "shares_forwards": loop.shares_forwards,
             "prompt_cache": prompts.stats() if prompts is not None else {},
             "jobs": self._jobs.stats(),
             "memory": dict(
