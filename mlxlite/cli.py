@@ -312,6 +312,7 @@ def _bench_parser() -> _Parser:
         help="a running OpenAI-compatible server instead of mlx_lm's; may be repeated",
     )
     parser.add_argument("--against-key", metavar="KEY", help="what it wants as Bearer")
+    parser.add_argument("--alone", action="store_true", help="without another server")
     parser.add_argument("--packed", action="store_true", help="quantised weights as they are")
     parser.add_argument("--budget", metavar="S", default="180", help="of a leg; default 180")
     parser.add_argument("--json", metavar="FILE", help="write every value to this file")
@@ -333,9 +334,13 @@ def _bench(arguments: argparse.Namespace, settings: Settings) -> int:
             raise ValueError(f"--budget must be more than 0 seconds, not {arguments.budget}")
     except ValueError as error:
         raise _Usage(str(error)) from None
+    if arguments.log_level is None:  # a line for each request would bury the report
+        logging.getLogger("mlxlite").setLevel(logging.WARNING)
     name = arguments.positional or settings.model
     if arguments.shape is not None and name is not None:
         raise _Usage("give a model or --shape, not both")
+    if arguments.alone and arguments.against:
+        raise _Usage("give --alone or --against, not both")
     if arguments.shape is not None:
         model = command.make_shape(arguments.shape, settings)
     else:
@@ -348,6 +353,7 @@ def _bench(arguments: argparse.Namespace, settings: Settings) -> int:
             only=only,
             against=tuple(arguments.against),
             key=arguments.against_key,
+            is_alone=arguments.alone,
             budget_s=budget_s,
             json_file=json_file,
         ),

@@ -272,7 +272,8 @@ def test_chosen_legs(only: list[str], found: tuple[str, ...]) -> None:
     (["--budget", "0"], 2, "--budget must be"),
     (["--budget", "long"], 2, "'long'"),
     (["--against", "ftp://box"], 2, "no http:// or https:// address"),
-    (["--shape", "tiny", "--model", "x"], 2, "not both"),
+    (["--shape", "tiny", "--model", "x"], 2, "a model or --shape, not both"),
+    (["--alone", "--against", "box"], 2, "--alone or --against, not both"),
     (["--shapes", "tiny"], 2, "did you mean --shape?"),
     (["--shape", "huge"], 1, "no shape 'huge'"),
     (["no-such-model"], 1, "no model 'no-such-model'"),
@@ -290,6 +291,19 @@ def test_wrong_usage(
     assert cli.main(["bench", *arguments]) == code
     shown = capsys.readouterr()
     assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_help_and_readme_name_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "mlxlite bench" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    shown = capsys.readouterr().out
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    for flag in ("--shape", "--only", "--against", "--alone", "--packed", "--budget", "--json"):
+        assert flag in shown and flag in readme
+    for shape in weights.SHAPES:
+        assert shape in shown and shape in readme
 
 
 # ------------------------------------------------------------------------------------ for real

@@ -41,13 +41,14 @@ _PEER, _SAME_BLAS = "mlx_lm.server", "mlx_lm.server, same BLAS"
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What was asked for. only: names of legs, empty: all. against: servers instead of mlx_lm's.
-    is_packed: serve the folder as it is, not its dense copy."""
+    is_alone: without any. is_packed: serve the folder as it is, not its dense copy."""
 
     model: library.LocalModel
     is_packed: bool = False
     only: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     key: str | None = None
+    is_alone: bool = False
     budget_s: float = 180.0
     json_file: Path | None = None
 
@@ -94,16 +95,18 @@ def bench(wanted: Wanted, settings: Settings) -> int:
         about = _about(wanted, served, servers)
         print(_headline(about), flush=True)
         began = time.monotonic()
-        if run_legs:
-            matrix = Matrix(results, run_legs, wanted.budget_s, _say, uuid.uuid4().hex[:6])
-            # Whoever ends us ends the servers too: they are stopped on the way out.
-            before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-            try:
+        # Whoever ends us ends the servers too, and learns what was measured until then.
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            if run_legs:
+                matrix = Matrix(results, run_legs, wanted.budget_s, _say, uuid.uuid4().hex[:6])
                 run(matrix, _groups(servers, served))
-            finally:
-                signal.signal(signal.SIGTERM, before)
-        if legs.INSIDE in names:
-            results.inside = inner.measure(settings, served, _say)
+            if legs.INSIDE in names:
+                results.inside = inner.measure(settings, served, _say)
+        except KeyboardInterrupt:
+            results.notes.append("the run was interrupted")
+        finally:
+            signal.signal(signal.SIGTERM, before)
         about["seconds"] = round(time.monotonic() - began)
     # 1. What the values say.
     peers = [name for name in results.servers[1:] if not wanted.against]
@@ -124,6 +127,12 @@ def bench(wanted: Wanted, settings: Settings) -> int:
         found = report.as_json(results, about, judged, compared, differ)
         wanted.json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0 if results.samples or results.inside else 1
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Like Ctrl-C, but once: `timeout` sends it twice, and the way out must be free."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _say(line: str) -> None:
@@ -155,6 +164,8 @@ def _servers(wanted: Wanted, served: library.LocalModel) -> list[Server]:
     python, folder = sys.executable, str(served.folder)
     own = [python, "-m", "mlxlite", "serve", "--model", folder, "--batch", str(_ROWS)]
     servers = [Server("mlxlite", here, own, "/ready")]
+    if wanted.is_alone:
+        return servers
     if wanted.against:
         for url in wanted.against:
             base = Base.parse(url, wanted.key)

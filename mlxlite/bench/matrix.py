@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from mlxlite.bench.client import RequestFailed
 from mlxlite.bench.figures import Results
-from mlxlite.bench.legs import PROMPT_TOKENS, Kit, Leg, calibrate
+from mlxlite.bench.legs import PROMPT_TOKENS, Kit, Leg, calibrate, short
 from mlxlite.bench.servers import Server
 
 Say = Callable[[str], None]
@@ -98,11 +98,12 @@ class Matrix:
         return False
 
     async def _prepare(self, server: Server) -> None:
-        """Have it up, and prompts of the right length; not counted, but for the budget."""
+        """Have it up and warm, and prompts of the right length; not counted, but for the budget."""
         if not server.is_up:
             self._dead.add(server.name)  # unless it comes up
             server.spawn()
             await server.wait_ready()
+            await short(server, Kit(1.0, self._salt), "warm-up")
             self._dead.discard(server.name)
         if self._kit is None:
             self._kit = await calibrate(server, self._salt)

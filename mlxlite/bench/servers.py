@@ -51,6 +51,7 @@ class Server:
     def spawn(self) -> None:
         """Begin to start it, on a free port; `wait_ready` waits."""
         assert self.command is not None and not self.is_up
+        self.stop()  # what is left of one that ended by itself
         self.base = replace(self.base, port=_free_port())
         self._errors = tempfile.TemporaryFile()
         self._child = subprocess.Popen(
