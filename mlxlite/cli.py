@@ -334,8 +334,6 @@ def _bench(arguments: argparse.Namespace, settings: Settings) -> int:
             raise ValueError(f"--budget must be more than 0 seconds, not {arguments.budget}")
     except ValueError as error:
         raise _Usage(str(error)) from None
-    if arguments.log_level is None:  # a line for each request would bury the report
-        logging.getLogger("mlxlite").setLevel(logging.WARNING)
     name = arguments.positional or settings.model
     if arguments.shape is not None and name is not None:
         raise _Usage("give a model or --shape, not both")
@@ -451,6 +449,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = {k: v for k, v in vars(parsed).items() if k in names and v is not None}
         if act is _generate:  # its sampling flags are the request's, not the server's
             given = {k: v for k, v in given.items() if k in _ENGINE_SETTINGS}
+        if act is _bench and "MLXLITE_LOG_LEVEL" not in os.environ:
+            given.setdefault("log_level", "warning")  # a line a request would bury the report
         settings = config.build(given)
         logging.basicConfig(
             level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"

@@ -140,11 +140,12 @@ def test_what_cannot_finish_is_not_begun(scripted: _Server) -> None:
     async def prompt(server: Server, turn: int, kit: Kit) -> Found:
         return Found({"cold_s": [WAIT_S / 2]})
 
-    async def never(server: Server, turn: int, kit: Kit) -> Found:
-        raise AssertionError
+    async def ours_only(server: Server, turn: int, kit: Kit) -> Found:
+        return Found({"m": [1.0]})
 
-    two = [Leg("prompt", prompt, 1), Leg("long", never, 1, prompt_tokens=3000)]
-    results = matrix(two, [at(scripted)])
+    two = [Leg("prompt", prompt, 1), Leg("long", ours_only, 1, prompt_tokens=3000)]
+    results = matrix(two, [at(scripted, "ours"), at(scripted)])
+    assert results.samples["m"] == {"ours": [1.0]}
     assert results.notes == ["them: long was not run: its prompts would take some 15 s"]
 
 

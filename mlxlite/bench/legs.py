@@ -97,7 +97,7 @@ async def short(server: Server, kit: Kit, label: str) -> float:
 
 
 async def calibrate(server: Server, salt: str) -> Kit:
-    """Learn how many words of ours make a token. Raises RequestFailed; without usage: 0.75."""
+    """Learn how many of our words make a token; 0.75 without usage. Raises RequestFailed."""
     draws = random.Random(salt)
     counts = []
     for words in (1, 101):

@@ -113,8 +113,10 @@ class Matrix:
         be spent in vain."""
         if server.name in self._dead:
             return True
+        if server.name == self._results.own:
+            return False  # it shares prompts, and its figures are what all this is for
         total_s = sum(s for (_, name), s in self._spent_s.items() if name == server.name)
-        if total_s > _MOST_S and server.name != self._results.own:
+        if total_s > _MOST_S:
             self._note(server, f"{leg.name} was not run: {total_s:.0f} s were spent on it already")
             return True
         cold_s = self._results.median("cold_s", server.name)
