@@ -315,18 +315,18 @@ def take_logit_bias(body: Mapping[str, JSON]) -> tuple[tuple[int, float], ...]:
     value = body.get(LOGIT_BIAS.name)
     if value is None:
         return ()
-    wrong = BadRequest("logit_bias must be a dict of int to float", param="logit_bias")
+    wrong = "logit_bias must be a dict of int to float"
     if not isinstance(value, dict):
-        raise wrong
+        raise BadRequest(wrong, param=LOGIT_BIAS.name)
     pairs = []
     for key, bias in value.items():
         # isascii: int() also reads other scripts' digits, and "1_0".
         if not (key.isascii() and key.isdigit()) or len(key) > 18 or not _is(bias, float):
-            raise wrong
+            raise BadRequest(wrong, param=LOGIT_BIAS.name)
         if abs(bias) > 1e30 or bias != bias:  # NaN is unequal to itself; float32 ends at 3e38
-            raise wrong
+            raise BadRequest(wrong, param=LOGIT_BIAS.name)
         if str(int(key)) != key:
-            raise wrong  # "05" and "5" would be one id with two biases
+            raise BadRequest(wrong, param=LOGIT_BIAS.name)  # "05" and "5" would be one id with two biases
         pairs.append((int(key), float(bias)))
     return tuple(pairs)
 

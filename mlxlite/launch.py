@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxlite import heap
 from mlxlite.config import Settings
 from mlxlite.http.listen import bind, bind_unix
 from mlxlite.kvplan import Room
@@ -34,6 +35,7 @@ def start_engine(settings: Settings, model: library.LocalModel) -> Worker:
     Raises ModelError, one line, for a damaged file or a memory budget that leaves no room, and
     BackendMissing where MLX has no backend.
     """
+    heap.settle()
     for file in library.weight_files(model.folder):
         check_safetensors(file)  # before MLX sees it
     if settings.memory_budget is not None:

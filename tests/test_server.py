@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -93,6 +94,33 @@ def test_bodies_at_every_cut(live: Live) -> None:
             for i in range(len(data)):
                 client.send(data[i : i + 1])
             assert client.answer()[2] == b"abc"
+
+
+def test_interleaved_bodies_stay_apart(live: Live) -> None:
+    """All sockets are read into one buffer."""
+    with live.connect() as one, live.connect() as other:
+        requests = (post("/echo", b"a" * 90_000), post("/echo", b"b" * 90_000))
+        for at in range(0, len(requests[0]), 10_000):
+            for client, data in zip((one, other), requests, strict=True):
+                client.send(data[at : at + 10_000])
+        assert one.answer()[2] == b"a" * 90_000
+        assert other.answer()[2] == b"b" * 90_000
+
+
+def test_a_read_allocates_what_came(live: Live) -> None:
+    """A large buffer for each read, cut to what came, is what wears the heap out."""
+    with live.connect() as client:
+        client.send(get("/hello")).answer()
+        tracemalloc.start()
+        try:
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(10):
+                client.send(get("/hello")).answer()
+            grown = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+    assert grown < server_module.RECEIVE_BYTES // 4
 
 
 def test_pipelining_keeps_the_order(live: Live, app: App) -> None:

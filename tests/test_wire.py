@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 
@@ -373,3 +375,22 @@ def test_answer_framing() -> None:
     assert wire.render_chunk(b"x" * 26) == b"1a\r\n" + b"x" * 26 + b"\r\n"
     assert wire.render_chunk(b"") == b""
     assert wire.http_date(784111777) == "Sun, 06 Nov 1994 08:49:37 GMT"
+
+
+def test_a_refusal_keeps_nothing_alive() -> None:
+    """A parser in a cycle with its error would hold the connection until Python looks for cycles,
+    and with it whatever the frames of that moment held."""
+    parser = RequestParser()
+    parser.feed(b"no request\r\n")
+    gc.disable()
+    try:
+        for _ in range(2):
+            try:
+                parser.next_part()
+            except ProtocolError as error:
+                assert error.status == 400
+        left = weakref.ref(parser)
+        del parser
+        assert left() is None
+    finally:
+        gc.enable()

@@ -135,7 +135,7 @@ class RequestParser:
         self._searched = 0  # bytes of the buffer known to hold no line feed
         self._state = _State.REQUEST_LINE
         self._is_starved = False
-        self._failure: ProtocolError | None = None
+        self._failure: tuple[int, str] | None = None  # as values: its traceback leads back here
         # The request being read:
         self._line: tuple[str, str, int] = ("", "", 1)  # method, target, minor version
         self._fields: dict[str, str] = {}
@@ -154,13 +154,14 @@ class RequestParser:
         """True if not a byte of a next request is here."""
         return self._state is _State.REQUEST_LINE and not self._buffer
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take what was received; it is copied."""
         self._buffer += data
 
     def next_part(self) -> Part | None:
         """The next part, or None if more bytes are needed. Raises ProtocolError, then always."""
         if self._failure is not None:
-            raise self._failure
+            raise ProtocolError(*self._failure)
         self._is_starved = False
         try:
             while not self._is_starved:
@@ -168,7 +169,7 @@ class RequestParser:
                 if part is not None:
                     return part
         except ProtocolError as error:
-            self._failure = error
+            self._failure = error.status, error.message
             self._buffer.clear()
             raise
         return None

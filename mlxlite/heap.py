@@ -1,0 +1,35 @@
+"""The C library's heap, told to give large blocks back to the system (floor 0).
+
+glibc learns: once a large block is freed, blocks up to its size (at most 32 MiB) have no more pages
+of their own but places in a heap, and every heap keeps twice as much free at its end. In a server
+clients choose these sizes, and what is small and stays lies down between blocks that go: the heaps,
+one a thread, fill with holes. A threshold that is set is never moved again.
+
+Measured: a hundred blocks of 700 kB that were freed left 71 MB, and leave 1; so do bodies. An
+answer of the default model on a CPU takes 13 MB more of fresh pages per 512 tokens of its prompt, a
+few milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+# A block from this size on has pages of its own; no heap keeps more free at its end. A decode step
+# of one row has no array as large.
+LARGE_BYTES = 256 << 10
+# malloc.h of glibc
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+
+def settle() -> bool:
+    """Set glibc's thresholds for good; True if that was done. Where the environment tunes the heap,
+    or it is none of glibc's, nothing happens. Best called before there are threads."""
+    if any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ:
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    done = [mallopt(kind, LARGE_BYTES) for kind in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)]
+    return all(done)
