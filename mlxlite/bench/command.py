@@ -114,7 +114,10 @@ def bench(wanted: Wanted, settings: Settings) -> int:
     same_blas = _SAME_BLAS if _SAME_BLAS in peers else None
     judged = figures.judge(results, peer, same_blas, about["blas"])
     compared, differ = figures.differences(results)
-    # 2. The report.
+    # 2. The report; the file first, since whoever reads the rest may leave.
+    if wanted.json_file is not None:
+        found = report.as_json(results, about, judged, compared, differ)
+        wanted.json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if results.samples:
         print(f"\n{report.table(results)}\n")
         print(report.equality(compared, differ))
@@ -123,9 +126,6 @@ def bench(wanted: Wanted, settings: Settings) -> int:
     print(f"\n{report.verdicts(judged)}")
     for note in results.notes:
         print(f"- note: {note}")
-    if wanted.json_file is not None:
-        found = report.as_json(results, about, judged, compared, differ)
-        wanted.json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0 if results.samples or results.inside else 1
 
 

@@ -26,6 +26,7 @@ _STREAM_TOKENS = 48
 _CROWD_TOKENS = 24  # of sixteen
 _BUSY_TOKENS = 48
 _SEEDED_TOKENS = 24
+_POLL_S = 0.02  # of a counter that changes a few times a second
 _FAN = 8
 _FAN_TOKENS = 8
 _SHORT = "What is the capital of France? Answer in one sentence."
@@ -232,24 +233,20 @@ async def busy(server: Server, turn: int, kit: Kit) -> Found:
 
 
 async def prefill(server: Server, turn: int, kit: Kit) -> Found:
-    """Short requests while an 8k prompt runs, which is left before its end when it takes long.
-
-    In chunks: by the counters of `/stats`, which mlxlite has; the wall's time of a chunk holds the
-    decode steps between two of them too."""
+    """Short requests while an 8k prompt runs, which is left before its end when it takes long."""
     idle_s = await short(server, kit, f"p{turn}")
     body = _body(server, kit.prompt(f"long{turn}", LONG_PROMPT_TOKENS), 1)
-    before = await _chunks(server)
-    started = time.perf_counter()
     task = asyncio.create_task(ask(server.base, body))
     found: Values = {"prefill_s": []}
     try:
-        # Sent and taken up: an event would be the server's, and it tells of none.
-        await asyncio.wait([task], timeout=max(0.2, 2 * idle_s))
+        chunk_s = await _chunk_s(server, task)
+        if chunk_s is None:
+            # Sent and taken up: an event would be the server's, and it tells of none.
+            await asyncio.wait([task], timeout=max(0.2, 2 * idle_s))
         while not task.done() and len(found["prefill_s"]) < 3:
             seconds = await short(server, kit, f"q{turn}{len(found['prefill_s'])}")
             if not task.done() or not found["prefill_s"]:
                 found["prefill_s"].append(seconds)
-        elapsed_s, after = time.perf_counter() - started, await _chunks(server)
         if task.done():
             task.result()
     finally:
@@ -257,18 +254,30 @@ async def prefill(server: Server, turn: int, kit: Kit) -> Found:
         await asyncio.gather(task, return_exceptions=True)
     if not found["prefill_s"]:
         return Found(notes=["the 8k prompt was done before a short request could come"])
-    if before is not None and after is not None and after > before:
-        chunk_s = elapsed_s / (after - before)
+    if chunk_s is not None:
         found["chunk_s"] = [chunk_s]
         found["prefill_chunks"] = [seconds / chunk_s for seconds in found["prefill_s"]]
-    await short(
-        server, kit, f"r{turn}"
-    )  # whatever it still computes for the one that left is over now
+    await short(server, kit, f"r{turn}")  # whatever it still computes for the one that left is over
     return Found(found)
 
 
+async def _chunk_s(server: Server, task: asyncio.Task[Answer]) -> float | None:
+    """Seconds of a chunk of the prompt that runs alone now, by the counters of `/stats`, which
+    mlxlite has; None for a server that does not tell, or a prompt that is over too soon."""
+    seen: list[tuple[float, int]] = []
+    while (count := await _chunks(server)) is not None and not task.done():
+        if not seen or count > seen[-1][1]:
+            seen.append((time.perf_counter(), count))
+            # The first to be seen was there before, the second is as long as it was guessed to be.
+            if len(seen) == 5:
+                (began, before), (ended, after) = seen[2], seen[4]
+                return (ended - began) / (after - before)
+        await asyncio.sleep(_POLL_S)
+    return None
+
+
 async def _chunks(server: Server) -> int | None:
-    """Chunks of prompts that mlxlite has run; other servers do not tell."""
+    """Chunks of prompts that the server has run; None if it is not mlxlite."""
     if server.ready != "/ready":
         return None
     return int((await get(server.base, "/stats", whole=True))["batch"]["prefill_chunks"])
