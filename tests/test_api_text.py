@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from mlxlite import fields
+from mlxlite.api import responses_request, text
 from tests import tiny
 from tests.live import HELLO, LiveApp, Reply
 from tests.scripted import QWEN, TOKENIZER, ScriptedApp
@@ -101,3 +105,38 @@ def test_bodies_and_methods(tiny_server: LiveApp) -> None:
         assert tiny_server.ask("POST", path, b"[]").status == 400
         assert tiny_server.ask("GET", path).headers["allow"] == "OPTIONS, POST"
     assert found(tiny_server, "/detokenize", tokens=[]) == {"prompt": "", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("module", "reader", "path", "body"),
+    [
+        (fields, "take_tools", "/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}),
+        (fields, "take_tools", "/v1/responses", {"input": "a", "max_output_tokens": 1}),
+        (responses_request, "check_body", "/v1/responses", {"input": "a", "max_output_tokens": 1}),
+        (responses_request, "echo", "/v1/responses", {"input": "a", "max_output_tokens": 1}),
+        (fields, "take_ids", "/v1/completions", {"prompt": [5, 6], "max_tokens": 1}),
+        (fields, "take_tools", "/tokenize", {"messages": HELLO}),
+        (text, "json_response", "/tokenize", {"prompt": "a"}),
+        (fields, "take_ids", "/detokenize", {"tokens": [5]}),
+        (fields, "take_tools", "/apply-template", {"messages": HELLO}),
+    ],
+)
+def test_reading_is_not_the_event_loops_work(
+    tiny_server: LiveApp,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    reader: str,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    """A body of millions of ids, or of thousands of tools, would stop every stream for a second."""
+    seen: list[str] = []
+    original = getattr(module, reader)
+
+    def spied(*given: Any) -> Any:
+        seen.append(threading.current_thread().name)
+        return original(*given)
+
+    monkeypatch.setattr(module, reader, spied)
+    assert post(tiny_server, path, **body).status == 200
+    assert seen and all(name.startswith("mlxlite-prepare") for name in seen)

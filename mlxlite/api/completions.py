@@ -222,7 +222,7 @@ def render_whole(
 
 async def complete(service: Service, request: Request) -> Response | EventStream:
     """POST /v1/completions"""
-    asks = parse_completion(await request.json())
+    asks = await service.in_pool(parse_completion, await request.json())
     rows: list[Prepared] = []
     for ask in asks:
         rows += await service.prepare_choices(ask)

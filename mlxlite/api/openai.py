@@ -181,7 +181,7 @@ _REASONING_FIELDS = {
 
 async def chat(service: Service, request: Request) -> Response | EventStream:
     """POST /v1/chat/completions"""
-    ask = parse_chat(await request.json())
+    ask = await service.in_pool(parse_chat, await request.json())
     rows = await service.prepare_choices(ask)
     tokenizer = (await service.preparation()).tokenizer
     style = Style(

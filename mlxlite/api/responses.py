@@ -322,11 +322,10 @@ class Turn:
 async def create(service: Service, request: Request) -> Response | EventStream:
     """POST /v1/responses"""
     body = await request.json()
-    requests.check_body(body)
+    items = await service.in_pool(_read, body)
     is_background = bool(body.get("background"))
     if is_background and body.get("store") is False:
         raise BadRequest("background needs store: nobody waits for the answer", param="background")
-    items = requests.read_input(body)
     history: list[Item] = []
     instructions = body.get("instructions")
     if (previous_id := body.get("previous_response_id")) is not None:
@@ -341,13 +340,14 @@ async def create(service: Service, request: Request) -> Response | EventStream:
         if instructions is None:
             instructions = previous.response["instructions"]
     items = [*history, *await _resolved(service, items, history)]
-    ask = requests.parse_response(body, items, instructions)
+    ask = await service.in_pool(requests.parse_response, body, items, instructions)
     try:
         prepared = await service.prepare(ask)
     except BadRequest as error:
         raise requests.in_our_words(error) from None
     tokenizer = (await service.preparation()).tokenizer
-    shown = {"model": service.model_id, **requests.echo(body, instructions)}
+    echoed = await service.in_pool(requests.echo, body, instructions)
+    shown = {"model": service.model_id, **echoed}
     transcript = Transcript(shown, tokenizer.bytes_of)
     pieces = await service.run(prepared, f"{request.request_id} responses")
     turn = Turn(service, items, transcript, pieces)
@@ -360,6 +360,12 @@ async def create(service: Service, request: Request) -> Response | EventStream:
     if ask.stream:
         return EventStream(turn.frames(), heartbeat_s=heartbeat_s)
     return json_response(await turn.whole())
+
+
+def _read(body: Mapping[str, JSON]) -> list[Item]:
+    """The items of a body, all of which is checked; a long one takes long."""
+    requests.check_body(body)
+    return requests.read_input(body)
 
 
 async def _resolved(service: Service, items: list[Item], history: list[Item]) -> list[Item]:

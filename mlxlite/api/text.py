@@ -26,12 +26,14 @@ async def tokenize(service: Service, request: Request) -> Response:
     if len(given) != 1:
         raise BadRequest("exactly one of prompt, content and messages is needed", param="prompt")
     if given == [fields.MESSAGES]:
-        ids = (await service.in_pool(preparation.prompt, parse_chat(body))).ids
+        ask = await service.in_pool(parse_chat, body)
+        ids = (await service.in_pool(preparation.prompt, ask)).ids
     else:
         text = fields.take(body, given[0])
         ids = await service.in_pool(preparation.tokenizer.encode, text, adds_special)
     length = preparation.facts.max_context
-    return json_response({"tokens": ids, "count": len(ids), "max_model_len": length})
+    found = {"tokens": ids, "count": len(ids), "max_model_len": length}
+    return await service.in_pool(json_response, found)  # it may hold millions of ids
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -41,12 +43,13 @@ async def detokenize(service: Service, request: Request) -> Response:
     given = fields.take(body, fields.TOKENS)
     if given is None:
         raise BadRequest("tokens required", param="tokens")
-    ids = fields.take_ids(given, "tokens")
-    if max(ids, default=0) >= preparation.facts.vocab_size:
-        last = preparation.facts.vocab_size - 1
-        raise BadRequest(f"tokens has {max(ids)}; the vocabulary ends at {last}", param="tokens")
 
     def decode() -> str:
+        ids = fields.take_ids(given, "tokens")
+        if (largest := max(ids, default=0)) >= preparation.facts.vocab_size:
+            last = preparation.facts.vocab_size - 1
+            message = f"tokens has {largest}; the vocabulary ends at {last}"
+            raise BadRequest(message, param="tokens")
         return preparation.tokenizer.decode(ids, keep_special=True)
 
     text = await service.in_pool(decode)
@@ -55,6 +58,6 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 async def apply_template(service: Service, request: Request) -> Response:
     """POST /apply-template"""
-    ask = parse_chat(await request.json())
+    ask = await service.in_pool(parse_chat, await request.json())
     preparation = await service.preparation()
     return json_response({"prompt": await service.in_pool(preparation.text, ask)})
