@@ -54,6 +54,16 @@ def test_longer_than_the_context(tiny_server: LiveApp) -> None:
     assert found(tiny_server, "/tokenize", prompt="word " * 2000)["count"] > 1024
 
 
+@pytest.mark.parametrize("count", [text._PORTION, text._PORTION + 1, 3 * text._PORTION])
+def test_many_tokens(tiny_server: LiveApp, count: int) -> None:
+    """They are written in portions."""
+    ids = [5 + at % 200 for at in range(count)]
+    words = found(tiny_server, "/detokenize", tokens=ids)["prompt"]
+    right = TOKENIZER.encode(words)
+    answer = found(tiny_server, "/tokenize", prompt=words)
+    assert (answer["tokens"], answer["count"]) == (right, len(right)) and len(right) > count // 2
+
+
 def test_tools_and_options(tiny_folder: Any) -> None:
     path = tiny_folder.parent / "qwen.jinja"
     path.write_text(QWEN + "{% if enable_thinking is defined %}T{{ enable_thinking }}{% endif %}")
@@ -116,7 +126,7 @@ def test_bodies_and_methods(tiny_server: LiveApp) -> None:
         (responses_request, "echo", "/v1/responses", {"input": "a", "max_output_tokens": 1}),
         (fields, "take_ids", "/v1/completions", {"prompt": [5, 6], "max_tokens": 1}),
         (fields, "take_tools", "/tokenize", {"messages": HELLO}),
-        (text, "json_response", "/tokenize", {"prompt": "a"}),
+        (text, "_render_tokens", "/tokenize", {"prompt": "a"}),
         (fields, "take_ids", "/detokenize", {"tokens": [5]}),
         (fields, "take_tools", "/apply-template", {"messages": HELLO}),
     ],

@@ -10,11 +10,15 @@ read like a chat request and gives the very ids that one would run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mlxlite import fields
 from mlxlite.asks import parse_chat
 from mlxlite.errors import BadRequest
 from mlxlite.http.routing import Request, Response, json_response
 from mlxlite.service import Service
+
+_PORTION = 8192  # ids, of which millions may be asked for
 
 
 async def tokenize(service: Service, request: Request) -> Response:
@@ -32,8 +36,15 @@ async def tokenize(service: Service, request: Request) -> Response:
         text = fields.take(body, given[0])
         ids = await service.in_pool(preparation.tokenizer.encode, text, adds_special)
     length = preparation.facts.max_context
-    found = {"tokens": ids, "count": len(ids), "max_model_len": length}
-    return await service.in_pool(json_response, found)  # it may hold millions of ids
+    return await service.in_pool(_render_tokens, ids, length)
+
+
+def _render_tokens(ids: Sequence[int], length: int) -> Response:
+    """In portions: JSON's encoder would hold the GIL, and so all streams, for the whole list."""
+    starts = range(0, len(ids), _PORTION)
+    parts = [",".join(map(str, ids[at : at + _PORTION])) for at in starts]
+    shown = f'{{"tokens":[{",".join(parts)}],"count":{len(ids)},"max_model_len":{length}}}'
+    return Response(200, shown.encode(), {"content-type": "application/json"})
 
 
 async def detokenize(service: Service, request: Request) -> Response:
