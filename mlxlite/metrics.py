@@ -100,6 +100,7 @@ class Metrics:
     def ended(self, surface: str, done: Done | None) -> None:
         """An answer ended; None: its client left before."""
         outcome = "left" if done is None else done.finish.value
+        outcome = "stop" if outcome == "guide" else outcome  # as the log has it
         key = (surface, outcome)
         self._answers[key] = self._answers.get(key, 0) + 1
         if done is None:

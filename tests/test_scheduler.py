@@ -62,7 +62,7 @@ class Trial:
         self.scheduler = Scheduler(self.random.randint(1, 4), sizer, self.has_room)
         self.rows = [self.new_row(n) for n in range(self.random.randint(1, 12))]
         self.speed = self.random.uniform(10, 5000)  # tokens a second of the fake forward
-        self.is_turn_of_shortest = False
+        self.is_turn_of_shortest = True
 
     def new_row(self, number: int) -> Row:
         draw = self.random
@@ -142,7 +142,7 @@ class Trial:
             return
         shortest = min(prompts, key=lambda row: row.prompt_left)
         assert step.prefill is (shortest if self.is_turn_of_shortest else prompts[0])
-        self.is_turn_of_shortest = not self.is_turn_of_shortest
+        self.is_turn_of_shortest = len(prompts) == 1 or not self.is_turn_of_shortest
         if len(prompts) > 1:
             self.seen.add("several prompts")
         marks = [mark for mark in step.prefill.marks if mark > step.prefill.fed]
@@ -250,7 +250,7 @@ def test_prompts_take_turns_so_that_none_starves() -> None:
     scheduler = Scheduler(40, ChunkSizer(8, 8))
     long = prompt(scheduler, 801)
     chunks = []
-    for number in range(100):  # a short one comes at every step
+    for _ in range(100):  # a short one comes at every step
         prompt(scheduler, 9)
         scheduler.admit()
         step = scheduler.plan()
@@ -260,9 +260,24 @@ def test_prompts_take_turns_so_that_none_starves() -> None:
         for row in scheduler.live[:]:
             if row.phase is Phase.DECODE:
                 scheduler.remove(row)
-        if number == 1:
-            assert chunks == [True, False], "the short one has one chunk to wait for"
-    assert chunks == [True, False] * 50
+    assert chunks == [False, True] * 50
+
+
+def test_who_comes_while_a_long_prompt_is_run_has_the_next_turn() -> None:
+    scheduler = Scheduler(4, ChunkSizer(8, 8))
+    long = prompt(scheduler, 801)
+    for alone in range(1, 4):  # whatever number of chunks it has had
+        for _ in range(alone):
+            scheduler.admit()
+            step = scheduler.plan()
+            assert step.prefill is long
+            scheduler.prefilled(long, step.prefill_tokens, 0.01)
+        short = prompt(scheduler, 9)
+        scheduler.admit()
+        step = scheduler.plan()
+        assert step.prefill is short
+        scheduler.prefilled(short, step.prefill_tokens, 0.01)
+        scheduler.remove(short)
 
 
 def test_who_has_no_room_is_not_overtaken() -> None:

@@ -398,6 +398,16 @@ class Loop:
         self.prompts = prompts
         self._jobs.end_all(error)
 
+    def memory_stats(self) -> dict[str, int]:
+        """What admission counts with; empty where nobody counts."""
+        if self.budget is None:
+            return {}
+        return {
+            "room_bytes": self.budget.room_bytes,
+            "rows_bytes": self.budget.total(list(self.scheduler.live)),
+            "kept_bytes": self.budget.kept(),
+        }
+
     def check(self) -> None:
         """Verify what must always hold (`MLXLITE_CHECK=1`). Raises AssertionError."""
         assert self.batch is not None and self.prompts is not None

@@ -82,7 +82,7 @@ class Scheduler:
         self.has_room = has_room
         self.waiting: deque[Row] = deque()
         self.live: list[Row] = []
-        self._is_turn_of_shortest = False
+        self._is_turn_of_shortest = True
         self._lacks_room = False  # for the first that waits, as long as no row is removed
 
     def submit(self, row: Row) -> None:
@@ -114,7 +114,8 @@ class Scheduler:
         prefill = prompts[0]
         if self._is_turn_of_shortest:
             prefill = min(prompts, key=lambda row: row.prompt_left)
-        self._is_turn_of_shortest = not self._is_turn_of_shortest
+        # Whoever comes while one prompt is run has the next turn, if its own is short.
+        self._is_turn_of_shortest = len(prompts) == 1 or not self._is_turn_of_shortest
         is_shared = bool(decode) or len(prompts) > 1
         budget_s = SHARED_CHUNK_BUDGET_S if is_shared else CHUNK_BUDGET_S
         return Step(prefill, self.sizer.size(prefill.chunk_left, budget_s), decode)

@@ -175,6 +175,7 @@ class Worker:
             "retreats": counters.retreats,
             "shares_forwards": loop.shares_forwards,
             "prompt_cache": prompts.stats() if prompts is not None else {},
+            "admission": loop.memory_stats(),
             "jobs": self._jobs.stats(),
             "memory": dict(
                 zip(("active_bytes", "peak_bytes", "cache_bytes"), loop.memory, strict=True)
