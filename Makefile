@@ -13,16 +13,16 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-# macOS needs no extra; Linux takes CUDA by driver version (13 needs driver 580), else the CPU build.
+# macOS needs no backend extra; Linux takes CUDA by driver version (13 needs driver 580), else the CPU build.
 DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1 | grep -E '^[0-9]+$$')
 ifeq ($(shell uname -s),Darwin)
-EXTRAS :=
+EXTRAS := grammar
 else ifneq ($(DRIVER),)
-EXTRAS := $(shell [ $(DRIVER) -ge 580 ] && echo cuda13 || echo cuda12)
+EXTRAS := $(shell [ $(DRIVER) -ge 580 ] && echo cuda13 || echo cuda12),grammar
 else ifeq ($(shell uname -m)$(NO_MKL),x86_64)
-EXTRAS := cpu,mkl
+EXTRAS := cpu,mkl,grammar
 else
-EXTRAS := cpu
+EXTRAS := cpu,grammar
 endif
 
 COMMA := ,

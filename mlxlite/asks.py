@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlxlite import fields
+from mlxlite.constraints import take_constraint
 from mlxlite.errors import BadRequest
 from mlxlite.text.stops import normalise_stops
 from mlxlite.types import JSON, Ask
@@ -34,6 +35,7 @@ def parse_chat(body: Mapping[str, JSON]) -> Ask:
         **_shared(body),
         top_logprobs=_top_logprobs(body),
         tools=() if body.get("tool_choice") == "none" else tools,
+        forced_call=fields.take_forced_call(body, tools),
         parallel_tool_calls=fields.take(body, fields.PARALLEL_TOOL_CALLS) is not False,
         enable_thinking=_flag(template, "enable_thinking"),
         preserve_thinking=_flag(template, "preserve_thinking"),
@@ -93,6 +95,7 @@ def _shared(body: Mapping[str, JSON]) -> dict[str, Any]:
         "stop": normalise_stops(body.get("stop")),
         **{field.name: fields.take(body, field) for field in fields.SAMPLING},
         "logit_bias": fields.take_logit_bias(body),
+        "constraint": take_constraint(body),
         "hlg": _hlg(body),
     }
 

@@ -158,6 +158,18 @@ class Settings:
         low=0,
         high=100,
     )
+    grammar: str = _knob(
+        "on",
+        "structured output by grammars",
+        env="MLXLITE_GRAMMAR",
+        choices=("on", "off", "1", "0"),
+    )
+    grammar_fallback: str = _knob(
+        "warn",
+        "what cannot be enforced is asked for in the prompt, with a Warning header, or refused",
+        env="MLXLITE_GRAMMAR_FALLBACK",
+        choices=("warn", "refuse"),
+    )
     embedding_pooling: str = _knob(
         "none",
         "pooling of embeddings from a model that was not made for them; over that of one that was",

@@ -130,7 +130,7 @@ BEST_OF = Field("best_of", int, "must equal n", "n", low=1)
 ECHO = Field("echo", bool, "the answer starts with the prompt", "false")
 SUFFIX = Field("suffix", str, "must be empty; text to fill up to is not supported", "none")
 TOOLS = Field("tools", list, "functions that the model may call", "none")
-TOOL_CHOICE = Field("tool_choice", object, "auto or none", "auto")
+TOOL_CHOICE = Field("tool_choice", object, "auto, none, required or a function", "auto")
 PARALLEL_TOOL_CALLS = Field("parallel_tool_calls", bool, "false: end after one call", "true")
 REASONING_EFFORT = Field(
     "reasoning_effort",
@@ -148,21 +148,28 @@ TEMPLATE_OPTIONS = Field(
 )
 ADAPTER = Field("adapter", str, "a mounted adapter; none is mounted yet", "none")
 
-PROMISES = (
-    Promise("response_format", (None, {"type": "text"})),
-    Promise("guided_json", (None, [])),
-    Promise("guided_regex", (None, [])),
-    Promise("guided_grammar", (None, [])),
-    Promise("guided_choice", (None, [])),
-    Promise("structured_outputs"),
-    Promise("audio"),
+RESPONSE_FORMAT = Field("response_format", dict, "type text, json_object or json_schema", "text")
+GUIDED_JSON = Field("guided_json", object, "a JSON schema, or its text", "none")
+GUIDED_REGEX = Field("guided_regex", str, "the whole answer matches it", "none")
+GUIDED_GRAMMAR = Field("guided_grammar", str, "GBNF with a rule root, or Lark with start", "none")
+GUIDED_CHOICE = Field("guided_choice", list, "the answer is one of these strings", "none")
+STRUCTURED_OUTPUTS = Field(
+    "structured_outputs",
+    dict,
+    "a JSON schema, or json, regex, grammar, choice in an object",
+    "none",
 )
+STRUCTURED = (
+    RESPONSE_FORMAT,
+    GUIDED_JSON,
+    GUIDED_REGEX,
+    GUIDED_GRAMMAR,
+    GUIDED_CHOICE,
+    STRUCTURED_OUTPUTS,
+)
+
+PROMISES = (Promise("audio"),)
 CHAT_PROMISES = (
-    Promise(
-        "tool_choice",
-        (None, "auto", "none"),
-        "must be auto or none; forced calls are not supported yet",
-    ),
     Promise("functions", why="is not supported; use tools"),
     Promise("function_call", (None, "auto", "none"), "is not supported; use tools"),
     Promise("modalities", (None, [], ["text"]), "with audio is not supported yet"),
@@ -197,6 +204,7 @@ CHAT = (
     TOP_LOGPROBS,
     STOP,
     N,
+    *STRUCTURED,
     TOOLS,
     TOOL_CHOICE,
     PARALLEL_TOOL_CALLS,
@@ -219,6 +227,7 @@ COMPLETIONS = (
     COUNTED_LOGPROBS,
     STOP,
     N,
+    *STRUCTURED,
     BEST_OF,
     ECHO,
     SUFFIX,
@@ -326,7 +335,9 @@ def take_logit_bias(body: Mapping[str, JSON]) -> tuple[tuple[int, float], ...]:
         if abs(bias) > 1e30 or bias != bias:  # NaN is unequal to itself; float32 ends at 3e38
             raise BadRequest(wrong, param=LOGIT_BIAS.name)
         if str(int(key)) != key:
-            raise BadRequest(wrong, param=LOGIT_BIAS.name)  # "05" and "5" would be one id with two biases
+            raise BadRequest(
+                wrong, param=LOGIT_BIAS.name
+            )  # "05" and "5" would be one id with two biases
         pairs.append((int(key), float(bias)))
     return tuple(pairs)
 
@@ -442,7 +453,34 @@ def _function(tool: Mapping[str, JSON], at: str) -> Mapping[str, JSON]:
     if parameters is not None and not isinstance(parameters, dict):
         path = f"{at}.function.parameters"
         raise BadRequest(f"{path} must be of type object", param=path)
-    if function.get("strict") is True:
+    if not isinstance(function.get("strict"), bool | None):
         path = f"{at}.function.strict"
-        raise BadRequest(f"{path}: enforced arguments are not supported yet", param=path)
+        raise BadRequest(f"{path} must be of type bool", param=path)
     return {"type": "function", "function": {**function, "parameters": parameters or {}}}
+
+
+def take_forced_call(body: Mapping[str, JSON], tools: Sequence[Mapping[str, JSON]]) -> str | None:
+    """The function that the answer must call, empty for any of them; None if it need not call.
+
+    tools: those of the body. A function is named in Chat's shape, or flat as Responses has it.
+    """
+    name = TOOL_CHOICE.name
+    choice = take(body, TOOL_CHOICE)
+    if choice in (None, "auto", "none"):
+        return None
+    function: JSON = None
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+    wanted = function.get("name") if isinstance(function, dict) else None
+    if choice != "required" and not (isinstance(wanted, str) and wanted):
+        raise BadRequest(
+            f"{name} must be auto, none, required, or name a function; other choices are not "
+            "supported yet",
+            param=name,
+        )
+    known = {tool["function"]["name"] for tool in tools}
+    if not known:
+        raise BadRequest(f"{name} asks for a call, but there are no tools", param=name)
+    if wanted is not None and wanted not in known:
+        raise BadRequest(f"{name} names {wanted[:64]!r}, which is none of the tools", param=name)
+    return wanted or ""

@@ -7,6 +7,7 @@ prepare pool: it renders and tokenises, and never touches an array.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -16,16 +17,20 @@ from typing import Any
 
 from mlxlite import fields
 from mlxlite.config import Settings
+from mlxlite.constrain import Constrained, constrain, has_strict
 from mlxlite.embedding import Embedding
 from mlxlite.errors import BadRequest, TooLong
-from mlxlite.text.channels import Thinking, thinking_of
-from mlxlite.text.guides import TextGuide, closing_ids
+from mlxlite.text.call_grammar import OPENER
+from mlxlite.text.channels import FINAL_CHANNEL, HARMONY, Thinking, thinking_of
+from mlxlite.text.grammar import Grammars
+from mlxlite.text.guides import Calls, GrammarGuide, Start, TextGuide, closing_ids
 from mlxlite.text.messages import Message, normalise_messages, typed_tool_schemas
 from mlxlite.text.sink import Sink
 from mlxlite.text.template import ChatTemplate, open_think
 from mlxlite.text.tokenizer import Tokenizer
-from mlxlite.text.tools.families import route
-from mlxlite.types import JSON, Ask, ModelFacts, RowSpec, Sampling, Tone
+from mlxlite.text.tools.families import family_of, route
+from mlxlite.text.tools.generic import Blocks
+from mlxlite.types import JSON, Ask, Guide, ModelFacts, RowSpec, Sampling, Tone
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +50,20 @@ _DEPTHS = {"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready to run. spec: for the engine. make_sink: for the stream.
+    """A request ready to run. spec: for the engine. make_sink: for the stream. make_guide: one more
+    like the spec's, for another row.
 
     limit: most tokens to generate; 0 asks for an empty answer, which the engine is not bothered
-    with. echo: the prompt as text, if the answer is to start with it.
+    with. echo: the prompt as text, if the answer is to start with it. warnings: what of the form
+    asked for is not enforced.
     """
 
     spec: RowSpec
     make_sink: Callable[[], Sink]
     limit: int
     echo: str | None = None
+    warnings: tuple[str, ...] = ()
+    make_guide: Callable[[], Guide | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ class Preparation:
         self.template = template
         self.facts = facts
         self.embedding = embedding
+        self.grammars = Grammars(tokenizer, facts.vocab_size)
         self._defaults = _sound_defaults(defaults)
         self._seeds = itertools.count(1)
         self._told_of_tools = False
@@ -94,8 +104,19 @@ class Preparation:
         newlines = tokenizer.encode("\n", add_special_tokens=False)
         self._xtc_special_ids = (*sorted(tokenizer.eos_ids), *newlines)
 
-    def __call__(self, ask: Ask) -> Prepared:
-        """Resolve a request. Raises BadRequest or TooLong; nothing has reached the engine then."""
+    def constrain(self, ask: Ask) -> Constrained:
+        """Compile the form that a request asks for. Raises BadRequest. Not for the prepare pool: it
+        may take seconds."""
+        family = family_of(self.template.tool_source, self.facts.model_type)
+        return constrain(ask, self.grammars, self.settings, family.name)
+
+    def __call__(self, ask: Ask, form: Constrained | None = None) -> Prepared:
+        """Resolve a request. Raises BadRequest or TooLong; nothing has reached the engine then.
+
+        form: what `constrain` made of the request, if it asks for one.
+        """
+        form = form or Constrained(ask)
+        ask = form.ask
         prompt = self.prompt(ask)
         room = self.facts.max_context - len(prompt.ids)
         if room < 1:
@@ -107,27 +128,30 @@ class Preparation:
         wanted = ask.max_tokens if ask.max_tokens is not None else self.settings.max_tokens
         limit = room if wanted is None else min(wanted, room)
         make_sink = self._sink_maker(ask, prompt)
+        guide = self._guide(form, prompt, make_sink)
         spec = RowSpec(
             prompt_ids=tuple(prompt.ids),
             sampling=self.sampling(ask),
             max_tokens=max(limit, 1),
             eos_ids=self.tokenizer.eos_ids,
-            guide=self._guide(ask, make_sink),
+            guide=guide,
             top_logprobs=ask.top_logprobs,
             snapshot_at=prompt.boundary,
             prompt_logprobs=ask.echo and ask.top_logprobs is not None,
         )
-        return Prepared(spec, make_sink, limit, self._echo(ask) if ask.echo else None)
+        echo = self._echo(ask) if ask.echo else None
+        remake = functools.partial(self._guide, form, prompt, make_sink)
+        return Prepared(spec, make_sink, limit, echo, form.warnings, remake)
 
-    def choices(self, ask: Ask) -> list[Prepared]:
+    def choices(self, ask: Ask, form: Constrained | None = None) -> list[Prepared]:
         """The `n` rows of a request: one preparation, seeds that count up, a guide of its own for
         each. Raises BadRequest or TooLong."""
-        first = self(ask)
+        first = self(ask, form)
         found = [first]
         for i in range(1, ask.n):
             seed = (first.spec.sampling.seed + i) & (2**64 - 1)
             sampling = replace(first.spec.sampling, seed=seed)
-            guide = self._guide(ask, first.make_sink)
+            guide = first.make_guide()
             found.append(replace(first, spec=replace(first.spec, sampling=sampling, guide=guide)))
         return found
 
@@ -332,12 +356,14 @@ class Preparation:
         thinking: Thinking | None = None
         if is_chat:
             tools = route(self.template.tool_source, self.facts.model_type, ask.tools)
+            if tools is not None and (has_strict(ask) or ask.forced_call is not None):
+                tools = replace(tools, format=Blocks())
             thinking = self._thinking
 
         def make() -> Sink:
             return Sink(
                 self.tokenizer,
-                stops=ask.stop,
+                stops=() if ask.forced_call is not None else ask.stop,
                 thinking=thinking,
                 starts_open=prompt.opens_thinking,
                 tools=tools,
@@ -346,14 +372,52 @@ class Preparation:
 
         return make
 
-    def _guide(self, ask: Ask, make_sink: Callable[[], Sink]) -> TextGuide | None:
+    def _guide(
+        self, form: Constrained, prompt: _Prompt, make_sink: Callable[[], Sink]
+    ) -> Guide | None:
         """What must be decided on text between two steps, or None if nothing must (D24)."""
+        ask, grammar = form.ask, form.grammar
+        is_formed = grammar is not None or form.calls is not None
         most_calls = _most_calls(ask) if ask.tools else None
-        budget = ask.thinking_budget if self._thinking and ask.messages is not None else None
-        if not ask.stop and most_calls is None and budget is None:
+        thinking = self._thinking if ask.messages is not None else None
+        budget = ask.thinking_budget if thinking is not None else None
+        if not ask.stop and most_calls is None and budget is None and not is_formed:
             return None
-        closing = closing_ids(self.tokenizer, self._thinking) if self._thinking else ()
-        return TextGuide(make_sink(), most_calls=most_calls, budget_tokens=budget, closing=closing)
+        closing: tuple[int, ...] = ()
+        if thinking is not None:
+            # Blanks after a thought would be part of an answer whose form is given.
+            closing = closing_ids(self.tokenizer, thinking, trims=grammar is not None)
+        text = TextGuide(make_sink(), most_calls=most_calls, budget_tokens=budget, closing=closing)
+        if not is_formed:
+            return text
+        return GrammarGuide(
+            text,
+            grammar.matcher() if grammar is not None else None,
+            self._start(ask, prompt, thinking),
+            self.tokenizer.bytes_of,
+            Calls(form.calls, OPENER, self.tokenizer) if form.calls is not None else None,
+        )
+
+    def _start(self, ask: Ask, prompt: _Prompt, thinking: Thinking | None) -> Start:
+        """How an answer whose form is given may begin."""
+        size = self.facts.vocab_size
+        if thinking is HARMONY:  # it names a channel before all that it says
+            return Start(size, frozenset() if ask.tools else self._eos_ids, prefix=FINAL_CHANNEL)
+        thought_id = call_id = None
+        if thinking is not None and not prompt.opens_thinking and self.thinks(ask) is not False:
+            thought_id = self._known_id(thinking.opening.split("thought")[0])
+        if ask.tools and ask.forced_call is None:
+            call_id = self._known_id(OPENER)
+        return Start(size, self._eos_ids, thought_id, call_id)
+
+    def _known_id(self, text: str) -> int | None:
+        found = self.tokenizer.token_id(text)
+        return found if found is not None and found < self.facts.vocab_size else None
+
+    @property
+    def _eos_ids(self) -> frozenset[int]:
+        size = self.facts.vocab_size
+        return frozenset(token for token in self.tokenizer.eos_ids if token < size)
 
 
 def _sound_defaults(given: Mapping[str, JSON]) -> dict[str, float]:

@@ -18,8 +18,9 @@ from typing import TypeVar, TypeVarTuple
 from mlxlite import __version__
 from mlxlite.background import Jobs
 from mlxlite.config import Settings
+from mlxlite.constrain import Constrained, wants_form
 from mlxlite.embedding import Embedding
-from mlxlite.errors import BadRequest, EngineDown
+from mlxlite.errors import BadRequest, Busy, EngineDown
 from mlxlite.lease import Leases
 from mlxlite.metrics import Metrics
 from mlxlite.prepare import Preparation, Prepared
@@ -35,6 +36,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _POOL_THREADS = 2  # templates and tokenisers; they free the GIL only in part, so more gain nothing
+
+_COMPILERS = 2  # threads for grammars
+_COMPILE_S = 5
 
 
 class Service:
@@ -56,6 +60,7 @@ class Service:
         self.model_folder: Path | None = None
         self.http_stats: Callable[[], dict[str, int]] = dict  # the server's, once there is one
         self.pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxlite-prepare")
+        self._compilers = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="mlxlite-compile")
         self._preparation: asyncio.Future[Preparation] = asyncio.get_running_loop().create_future()
 
     def opened(self, outcome: Preparation | Exception) -> None:
@@ -79,12 +84,35 @@ class Service:
         return await asyncio.shield(self._preparation)
 
     async def prepare(self, ask: Ask) -> Prepared:
-        """Resolve a request in the pool. Raises BadRequest, TooLong, EngineDown."""
-        return await self.in_pool(await self.preparation(), ask)
+        """Resolve a request in the pool. Raises BadRequest, TooLong, Busy, EngineDown."""
+        preparation = await self.preparation()
+        return await self.in_pool(preparation, ask, await self._form(preparation, ask))
 
     async def prepare_choices(self, ask: Ask) -> list[Prepared]:
-        """The `n` rows of a request, in the pool. Raises BadRequest, TooLong, EngineDown."""
-        return await self.in_pool((await self.preparation()).choices, ask)
+        """The `n` rows of a request, in the pool. Raises BadRequest, TooLong, Busy, EngineDown."""
+        preparation = await self.preparation()
+        return await self.in_pool(preparation.choices, ask, await self._form(preparation, ask))
+
+    async def _form(self, preparation: Preparation, ask: Ask) -> Constrained | None:
+        """The form of an answer, compiled on threads of its own; None if none is asked for.
+
+        A compile cannot be stopped (decision D7): one that takes too long goes on behind a 400.
+        Raises BadRequest, and Busy if such ones hold all threads.
+        """
+        if not wants_form(ask):
+            return None
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._compilers, preparation.grammars.prepare)
+        work = self._compilers.submit(preparation.constrain, ask)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(work), _COMPILE_S)
+        except TimeoutError:
+            if work.running() or work.done():
+                field = ask.constraint.field if ask.constraint is not None else "tools"
+                raise BadRequest(
+                    f"{field} takes more than {_COMPILE_S} s to compile", param=field
+                ) from None
+            raise Busy("other grammars are being compiled; try again later") from None
 
     async def fingerprint(self) -> str:
         """Changes when the same request and seed may give another answer."""
@@ -154,3 +182,4 @@ class Service:
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
+        self._compilers.shutdown(wait=False, cancel_futures=True)

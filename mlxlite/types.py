@@ -28,6 +28,27 @@ JSON = Any  # a value that json.loads can return
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """The form that an answer must have, as asked (decision D7); nothing is compiled.
+
+    kind: json | regex | grammar (GBNF or Lark) | lark | choice. value: the schema (or JSON text of
+    one), the expression, the grammar, the choices. field: where the client wrote it. label: its name in a Warning header.
+    is_strict: a promise, so kept or refused. is_closed: objects take no properties but those that
+    their schema names, unless it says otherwise.
+    """
+
+    kind: str
+    value: JSON
+    field: str
+    label: str
+    is_strict: bool = False
+    is_closed: bool = True
+    any_whitespace: bool = False
+    name: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One request, API-neutral. None means that the client said nothing (spec 10 section 2).
 
@@ -70,6 +91,8 @@ class Ask:
     thinking: bool | None = None  # `thinking: {type}`
     reasoning_effort: str | None = None
     thinking_budget: int | None = None  # tokens of reasoning after which it is closed by force
+    constraint: Constraint | None = None
+    forced_call: str | None = None  # the answer is a call: of this function, of any if empty
 
 
 # ---------------------------------------------------------------------------------------- Row

@@ -20,6 +20,7 @@ import anthropic
 import pytest
 
 from mlxlite.api import anthropic as surface
+from mlxlite.api import anthropic_request
 from mlxlite.app import ROUTES, SURFACES
 from mlxlite.errors import Busy, EngineDown, EngineFault, MlxliteError
 from mlxlite.http.routing import encode_json
@@ -377,13 +378,13 @@ def test_parsing_is_not_the_event_loops_work(
     app: ScriptedApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    original = surface.parse_chat
+    original = anthropic_request.parse_chat
 
     def spied(body: Any) -> Any:
         seen.append(threading.current_thread().name)
         return original(body)
 
-    monkeypatch.setattr(surface, "parse_chat", spied)
+    monkeypatch.setattr(anthropic_request, "parse_chat", spied)
     app.engine.says("ok")
     assert plain(app)["content"] == [text("ok")] and ask(app, COUNT).status == 200
     assert len(seen) == 2 and all(name.startswith("mlxlite-prepare") for name in seen)

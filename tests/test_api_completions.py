@@ -263,8 +263,9 @@ def test_wrong_prompts(tiny_server: LiveApp, prompt: Any, param: str, is_stream:
         ("temperature", {"temperature": "hot"}),
         ("stop", {"stop": 5}),
         ("logit_bias", {"logit_bias": {"512": 1}}),
-        ("response_format", {"response_format": {"type": "json_object"}}),
-        ("guided_regex", {"guided_regex": "a"}),
+        ("response_format", {"response_format": "json_object"}),
+        ("response_format.type", {"response_format": {"type": "xml"}}),
+        ("guided_regex", {"guided_regex": "("}),
         ("adapter", {"adapter": "mine"}),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 
 from mlxlite.api import openai_shapes
 from mlxlite.api.openai import Style, Texts, render_delta
+from mlxlite.constrain import Constrained
 from mlxlite.prepare import Preparation, Prepared
 from mlxlite.types import Ask, Delta
 from tests.live import CHAT, HELLO, LiveApp, Reply, chat_body, frames, stream_text
@@ -325,10 +326,11 @@ def test_equal_messages_give_equal_prompts(tiny_server: LiveApp) -> None:
 
 def test_promises_are_refused_on_the_wire(client: openai.OpenAI) -> None:
     """All of them are in test_fields; here are those that clients send, plain and streamed."""
-    strict = {"type": "function", "function": {"name": "f", "parameters": {}, "strict": True}}
+    unknown = {"type": "object", "properties": {"a": {"not": {}}}}
+    strict = {"type": "function", "function": {"name": "f", "parameters": unknown, "strict": True}}
     promises: list[tuple[str, dict[str, Any]]] = [
-        ("response_format", {"response_format": {"type": "json_object"}}),
-        ("tools[0].function.strict", {"tools": [strict]}),
+        ("response_format.type", {"response_format": {"type": "xml"}}),
+        ("tools", {"tools": [strict]}),
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
         ("adapter", {"extra_body": {"adapter": "mine"}}),
@@ -430,9 +432,9 @@ def test_preparation_runs_in_its_pool(tiny_folder: Path, monkeypatch: pytest.Mon
     seen: list[str] = []
     original = Preparation.__call__
 
-    def spied(self: Preparation, ask: Ask) -> Prepared:
+    def spied(self: Preparation, ask: Ask, form: Constrained | None = None) -> Prepared:
         seen.append(threading.current_thread().name)
-        return original(self, ask)
+        return original(self, ask, form)
 
     monkeypatch.setattr(Preparation, "__call__", spied)
     with LiveApp(tiny_folder) as server:

@@ -135,9 +135,9 @@ def test_errors_reach_the_client_as_its_own(client: openai.OpenAI) -> None:
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(
-                model="m", input="x", text={"format": {"type": "json_object"}}, stream=is_stream
+                model="m", input="x", text={"format": {"type": "xml"}}, stream=is_stream
             )
-        assert caught.value.param == "text.format"
+        assert caught.value.param == "text.format.type"
         with pytest.raises(openai.NotFoundError) as missing:
             client.responses.create(
                 model="m", input="x", previous_response_id="resp_0", stream=is_stream

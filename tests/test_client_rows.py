@@ -140,16 +140,21 @@ def test_several_messages_in_a_row(app: TurnsApp) -> None:
 
 
 def test_a_format_and_a_forced_tool(app: TurnsApp) -> None:
-    """Requests 9, until calls can be enforced: one 400 that names one of the two promises."""
+    """Requests 9: the tool wins."""
     schema = {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}
     body = {
         "text": {"format": schema},
         "tools": [FLAT],
         "tool_choice": {"type": "function", "name": "weather"},
     }
+    app.script('<tool_call>\n{"name": "weather", "arguments": {"town":"Rome"}}\n</tool_call>')
     reply = app.ask("POST", responses.RESPONSES, {**BODIES[responses.RESPONSES], **body})
-    assert reply.status == 400 and reply.error["type"] == "invalid_request_error"
-    assert reply.error["param"] in ("text.format", "tool_choice")
+    assert reply.status == 200 and "warning" not in reply.headers
+    (call,) = reply.json()["output"]
+    assert (call["type"], call["arguments"]) == ("function_call", '{"town":"Rome"}')
+    (spec,) = app.engine.specs
+    assert spec.guide is not None and spec.guide.may_steer
+    app.end()
 
 
 @pytest.mark.parametrize("path", ANSWERING)

@@ -95,7 +95,7 @@ def test_namespaces_are_flattened_and_server_tools_skipped() -> None:
         ([ADD, {"function": {"name": "f", "parameters": []}}], "tools[1].function.parameters"),
         ([{"function": {"name": "f", "parameters": "{}"}}], "tools[0].function.parameters"),
         ([{"function": {"name": "f", "parameters": 1}}], "tools[0].function.parameters"),
-        ([{"function": {"name": "f", "strict": True}}], "tools[0].function.strict"),
+        ([{"function": {"name": "f", "strict": 1}}], "tools[0].function.strict"),
         ([{"tools": [ADD, {"tools": [5]}]}], "tools[0].tools[1].tools[0]"),
     ],
 )
@@ -121,11 +121,39 @@ def test_tool_choice(choice: Any) -> None:
     assert ask([ADD], tool_choice="none").tools == ()
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-def test_forced_calls_are_refused_until_they_can_be_kept(choice: Any) -> None:
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        ("required", ""),
+        ({"type": "function", "function": {"name": "add"}}, "add"),
+        ({"type": "function", "name": "add"}, "add"),
+        ("auto", None),
+        ("none", None),
+        (None, None),
+    ],
+    ids=["required", "named", "flat", "auto", "none", "null"],
+)
+def test_forced_calls(choice: Any, forced: str | None) -> None:
+    assert ask([ADD], tool_choice=choice).forced_call == forced
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [
+        ([], "required"),
+        ([ADD], {"type": "function", "function": {"name": "sub"}}),
+        ([ADD], {"type": "function", "function": {"name": ""}}),
+        ([ADD], {"type": "function", "function": "add"}),
+        ([ADD], {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}),
+        ([ADD], {}),
+        ([ADD], "Required"),
+    ],
+    ids=["no-tools", "unknown", "empty", "no-object", "allowed", "nothing", "case"],
+)
+def test_forced_calls_that_cannot_be(tools: Any, choice: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        ask([ADD], tool_choice=choice)
-    assert caught.value.param == "tool_choice" and "not supported yet" in caught.value.message
+        ask(tools, tool_choice=choice)
+    assert caught.value.param == "tool_choice" and caught.value.message.startswith("tool_choice ")
 
 
 @pytest.mark.parametrize("choice", [1, True, ["auto"], 1.5])

@@ -55,6 +55,9 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "tools/strict",
             "channels",
             "sink",
+            "json_schema",
+            "grammar",
+            "call_grammar",
             "guides",
         ),
     ),
@@ -114,7 +117,9 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
         2,
         "",
         (
+            "constraints",
             "asks",
+            "constrain",
             "lease",
             "session",
             "embedding",
@@ -134,8 +139,10 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "openai_shapes",
             "openai",
             "completions",
+            "responses_items",
             "responses_request",
             "responses",
+            "anthropic_request",
             "anthropic",
             "embeddings",
             "rerank",
@@ -203,6 +210,7 @@ HOMES: dict[str, set[str]] = {
     "tokenizers": {"text/tokenizer"},
     "transformers": {"text/tokenizer"},
     "huggingface_hub": {"models/download"},
+    "llguidance": {"text/grammar"},
     "sqlite3": {"store"},
     "subprocess": {"models/download", "bench/inside", "bench/servers"},
     "argparse": {"cli"},
@@ -242,6 +250,7 @@ LATE: dict[str, set[str]] = {
     "launch": {"mlxlite.engine.worker"},
     "fit_command": {"mlxlite.engine.backend"},
     "text/tokenizer": {"transformers"},
+    "text/grammar": {"llguidance"},
     "engine/lanes": {"mlx_lm.models.cache"},
     "models/install": {"mlxlite.models.gguf_import"},
     "models/download": {"huggingface_hub"},
@@ -319,7 +328,9 @@ def test_imports_go_down(name: str) -> None:
         their_floor, their_column, their_position = place(other)
         same_column = column == their_column and their_position < position
         if column == "api":  # surfaces do not import each other, only what is a part of them
-            parts = ("api/__init__", "api/openai_shapes", f"{name}_request")
+            surface = name.removesuffix("_request")
+            own = (f"{surface}_items", f"{surface}_request")
+            parts = ("api/__init__", "api/openai_shapes", *own)
             same_column = other in parts and their_position < position
         assert their_floor < floor or same_column, f"{name} must not import {other}"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlxlite.api import responses_request as requests
+from mlxlite.api.responses_items import read_input
 from mlxlite.errors import BadRequest, TooLong
 from mlxlite.types import Ask
 
@@ -20,7 +21,7 @@ USER = {"role": "user", "content": "hello"}
 def parse(**body: Any) -> Ask:
     asked = {**HELLO, **body}
     requests.check_body(asked)
-    return requests.parse_response(asked, requests.read_input(asked), asked.get("instructions"))
+    return requests.parse_response(asked, read_input(asked), asked.get("instructions"))
 
 
 def messages(given: Any, instructions: str | None = None) -> list[Any]:
@@ -163,12 +164,12 @@ def test_refusals_are_text() -> None:
 def test_every_item_has_an_id_and_none_is_changed() -> None:
     given = [USER, call(), result(), thought("x"), said("ok"), {"id": "msg_9", **USER}]
     before = repr(given)
-    items = requests.read_input({"input": given})
+    items = read_input({"input": given})
     assert repr(given) == before
     prefixes = [item["id"].split("_")[0] for item in items]
     assert prefixes == ["msg", "fc", "fco", "rs", "msg", "msg"]
     assert items[3]["id"] == "rs_1" and items[5]["id"] == "msg_9"
-    assert requests.read_input({"input": items}) == items  # what is stored reads as itself
+    assert read_input({"input": items}) == items  # what is stored reads as itself
 
 
 # ---------------------------------------------------------------------------------- fields
@@ -303,8 +304,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("reasoning.summary", {"reasoning": {"summary": 5}}),
     ("text", {"text": "x"}),
     ("text.format", {"text": {"format": "json"}}),
-    ("text.format", {"text": {"format": {"type": "json_object"}}}),
-    ("text.format", {"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}),
     ("text.verbosity", {"text": {"verbosity": 1}}),
     ("truncation", {"truncation": "middle"}),
     ("metadata", {"metadata": "x"}),
@@ -320,16 +319,23 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tools[0].name", {"tools": [{"type": "function", "parameters": {}}]}),
     ("tools[1].tools[0].name", {"tools": [TOOL, {"type": "namespace", "tools": [{}]}]}),
     ("tools[0].parameters", {"tools": [{**TOOL, "parameters": 5}]}),
-    ("tools[0].strict", {"tools": [{**TOOL, "strict": True}]}),
-    ("tool_choice", {"tool_choice": "required", "tools": [TOOL]}),
-    ("tool_choice", {"tool_choice": {"type": "function", "name": "f"}, "tools": [TOOL]}),
+    ("tools[0].strict", {"tools": [{**TOOL, "strict": 1}]}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": {"type": "function", "name": "nope"}, "tools": [TOOL]}),
+    ("text.format.type", {"text": {"format": {"type": "xml"}}}),
+    ("text.format.type", {"text": {"format": {}}}),
+    ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "a"}}}),
+    (
+        "text.format.strict",
+        {"text": {"format": {"type": "json_schema", "schema": {}, "strict": 1}}},
+    ),
     ("tool_choice", {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
     ("tool_choice", {"tool_choice": 5}),
     ("parallel_tool_calls", {"parallel_tool_calls": 1}),
     ("conversation", {"conversation": "conv_1"}),
     ("prompt", {"prompt": {"id": "p"}}),
     ("response_format", {"response_format": {"type": "json_object"}}),
-    ("guided_regex", {"guided_regex": "a"}),
+    ("guided_regex", {"guided_regex": 5}),
     ("adapter", {"adapter": "mine"}),
 ]
 

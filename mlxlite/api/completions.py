@@ -18,6 +18,7 @@ from typing import Any
 
 from mlxlite.api.openai_shapes import frames, render_usage, template
 from mlxlite.asks import parse_completion
+from mlxlite.constrain import warning_headers
 from mlxlite.http.routing import (
     HOLE,
     EventStream,
@@ -237,10 +238,14 @@ async def complete(service: Service, request: Request) -> Response | EventStream
     )
     choices = [Choice(style, index, prepared) for index, prepared in enumerate(rows)]
     pieces = await service.run_together(rows, f"{request.request_id} completions")
+    headers = warning_headers(rows[0].warnings)
     if asks[0].stream:
         chunks = _chunks(style, choices, pieces)
-        return EventStream(frames(style.id, chunks), heartbeat_s=service.settings.heartbeat_s)
-    return json_response(render_whole(style, choices, await fold_together(pieces, len(rows))))
+        return EventStream(
+            frames(style.id, chunks), headers=headers, heartbeat_s=service.settings.heartbeat_s
+        )
+    whole = render_whole(style, choices, await fold_together(pieces, len(rows)))
+    return json_response(whole, headers=headers)
 
 
 async def _chunks(

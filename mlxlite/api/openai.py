@@ -16,6 +16,7 @@ from typing import Any
 
 from mlxlite.api.openai_shapes import frames, render_usage, template
 from mlxlite.asks import parse_chat
+from mlxlite.constrain import warning_headers
 from mlxlite.http.routing import (
     HOLE,
     EventStream,
@@ -194,10 +195,14 @@ async def chat(service: Service, request: Request) -> Response | EventStream:
         spell=tokenizer.bytes_of,
     )
     pieces = await service.run_together(rows, f"{request.request_id} chat")
+    headers = warning_headers(rows[0].warnings)
     if ask.stream:
         chunks = _chunks(style, pieces, len(rows))
-        return EventStream(frames(style.id, chunks), heartbeat_s=service.settings.heartbeat_s)
-    return json_response(render_whole(style, await fold_together(pieces, len(rows))))
+        return EventStream(
+            frames(style.id, chunks), headers=headers, heartbeat_s=service.settings.heartbeat_s
+        )
+    whole = render_whole(style, await fold_together(pieces, len(rows)))
+    return json_response(whole, headers=headers)
 
 
 async def _chunks(

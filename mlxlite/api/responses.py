@@ -27,7 +27,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from mlxlite.api import responses_request as requests
-from mlxlite.api.responses_request import Item, fresh_id
+from mlxlite.api.responses_items import Item, fresh_id, read_input
+from mlxlite.constrain import warning_headers
 from mlxlite.errors import BadRequest, Cancelled, EngineFault, MlxliteError, NotFound
 from mlxlite.http.routing import EventStream, Request, Response, encode_json, json_response
 from mlxlite.service import Service
@@ -352,20 +353,21 @@ async def create(service: Service, request: Request) -> Response | EventStream:
     pieces = await service.run(prepared, f"{request.request_id} responses")
     turn = Turn(service, items, transcript, pieces)
     heartbeat_s = service.settings.heartbeat_s
+    headers = warning_headers(prepared.warnings)
     if is_background:
         job = service.jobs.start(turn.entry, turn.frames(), turn.render_cancelled)
         if ask.stream:
-            return EventStream(job.read(), heartbeat_s=heartbeat_s)
-        return json_response(turn.transcript.whole)
+            return EventStream(job.read(), headers=headers, heartbeat_s=heartbeat_s)
+        return json_response(turn.transcript.whole, headers=headers)
     if ask.stream:
-        return EventStream(turn.frames(), heartbeat_s=heartbeat_s)
-    return json_response(await turn.whole())
+        return EventStream(turn.frames(), headers=headers, heartbeat_s=heartbeat_s)
+    return json_response(await turn.whole(), headers=headers)
 
 
 def _read(body: Mapping[str, JSON]) -> list[Item]:
     """The items of a body, all of which is checked; a long one takes long."""
     requests.check_body(body)
-    return requests.read_input(body)
+    return read_input(body)
 
 
 async def _resolved(service: Service, items: list[Item], history: list[Item]) -> list[Item]:

@@ -108,9 +108,10 @@ class Thinking:
 THINK_TAGS = Thinking("<think>", "\n</think>\n\n")
 BRACKET_TAGS = Thinking("[THINK]", "\n[/THINK]")  # Mistral's reasoning models
 GEMMA = Thinking("<|channel>thought\n", "\n<channel|>", GemmaChannel())
+FINAL_CHANNEL = "<|channel|>final<|message|>"  # what Harmony's answers begin with
 HARMONY = Thinking(
     "<|channel|>analysis<|message|>",
-    "<|end|><|start|>assistant<|channel|>final<|message|>",
+    f"<|end|><|start|>assistant{FINAL_CHANNEL}",
     Harmony(),
 )
 

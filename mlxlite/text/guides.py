@@ -1,5 +1,8 @@
 """What text decides between two steps of the engine (floor 1, column "text"; decision D24).
 
+    TextGuide     stop strings, the only call, the end of thinking over its budget
+    GrammarGuide  the same, and a grammar that the answer follows, once the thinking is over
+
 `prepare` builds a guide from a request and gives it to the row; the engine calls it on its own
 thread with each new id and knows nothing of text. A guide has a sink of its own: what the client
 sees is rendered later and elsewhere (`stream`), from the ids that the guide kept.
@@ -7,9 +10,13 @@ sees is rendered later and elsewhere (`stream`), from the ids that the guide kep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from mlxlite.text.channels import Thinking
+from mlxlite.text.grammar import Grammar, Matcher
 from mlxlite.text.sink import Sink
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.types import Verdict
@@ -38,6 +45,11 @@ class TextGuide:
         self._closing = tuple(closing)
         self._due = 0  # forced ids that have not come back yet
         self.may_steer = budget_tokens is not None and bool(closing)
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._sink.is_thinking
 
     def observe(self, ids: Sequence[int]) -> Verdict:
         for n, token_id in enumerate(ids):
@@ -68,6 +80,172 @@ class TextGuide:
         return self._closing
 
 
-def closing_ids(tokenizer: Tokenizer, thinking: Thinking) -> tuple[int, ...]:
-    """The ids that end a model's thinking, for `TextGuide`."""
-    return tuple(tokenizer.encode(thinking.closing, add_special_tokens=False))
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How an answer of a row with a grammar may begin.
+
+    thought_id: the id that opens a thought, call_id: a call, both allowed beside the grammar's own
+    first ones. prefix: what the model writes ahead of its answer and cannot do without; all is free
+    until then. eos_ids: not allowed while the answer has not begun: it was promised.
+    """
+
+    vocab_size: int
+    eos_ids: frozenset[int] = frozenset()
+    thought_id: int | None = None
+    call_id: int | None = None
+    prefix: str = ""
+
+
+class Calls:
+    """Keeps the calls that a model makes by itself to a grammar; all else is free.
+
+    grammar: of a call after its opening marker. tokenizer: of the model, which may write the marker
+    in pieces.
+    """
+
+    def __init__(self, grammar: Grammar, opener: str, tokenizer: Tokenizer) -> None:
+        self._grammar = grammar
+        self._opener = opener.encode()
+        self._tokenizer = tokenizer
+        self._matcher: Matcher | None = None  # of the open call
+        self._seen = b""
+
+    def take(self, token_id: int) -> Sequence[int] | None:
+        """Takes an id; the next mask, empty where all is free, or None if it stays as it is."""
+        if self._matcher is None:
+            spelled = self._tokenizer.bytes_of(token_id)
+            self._seen += spelled
+            _, found, rest = self._seen.rpartition(self._opener)
+            self._seen = self._seen[-len(self._opener) :]
+            if not found:
+                return None
+            self._seen = b""
+            self._matcher = self._grammar.matcher()
+            # A token may hold the end of the marker and what follows.
+            for each in self._tokenizer.encode(rest.decode("utf-8", "replace"), False):
+                self._matcher.consume(each)
+        else:
+            self._matcher.consume(token_id)
+        if self._matcher.is_finished:
+            self._matcher = None
+            return ()
+        return self._matcher.mask()
+
+
+class Phase(Enum):
+    START = "start"
+    THOUGHT = "thought"  # free; the grammar comes after it
+    GRAMMAR = "grammar"
+    FREE = "free"  # no grammar, but for calls
+
+
+class GrammarGuide:
+    """Lets a row write only what its grammar allows (decision D7).
+
+    text: what is decided on text besides. The thinking is free, but for its end: an answer comes
+    after it. The row ends where the grammar is complete and nothing can follow; where something
+    could, EOS is among what is allowed and the model decides. matcher: None if only calls have a
+    grammar. spell: an id -> its bytes.
+
+    Ids that `text` forces, the end of a thought, come before the grammar and are no part of it.
+    """
+
+    may_steer = True
+
+    def __init__(
+        self,
+        text: TextGuide,
+        matcher: Matcher | None,
+        start: Start,
+        spell: Callable[[int], bytes],
+        calls: Calls | None = None,
+    ) -> None:
+        self._text = text
+        self._calls = calls
+        self._matcher = matcher
+        self._start = start
+        self._spell = spell
+        if matcher is None:
+            self._phase = Phase.FREE
+        else:
+            self._phase = Phase.THOUGHT if text.is_thinking else Phase.START
+        self._seen = b""  # the last bytes, while the prefix is awaited
+
+    def observe(self, ids: Sequence[int]) -> Verdict:
+        if not ids:
+            return replace(self._text.observe(()), mask=self._first_mask())
+        kept = 0
+        forced: tuple[int, ...] = ()
+        mask: Sequence[int] | None = None
+        for token_id in ids:
+            verdict = self._text.observe((token_id,))
+            kept += verdict.keep
+            if verdict.stop:
+                return Verdict(kept, stop=True)
+            forced = verdict.forced or forced
+            changed = self._take(token_id)
+            mask = mask if changed is None else changed
+            if self._phase is Phase.GRAMMAR and self._answer.is_finished:
+                return Verdict(kept, stop=True)
+        return Verdict(kept, forced=forced, mask=mask)
+
+    @property
+    def _answer(self) -> Matcher:
+        assert self._matcher is not None
+        return self._matcher
+
+    def _first_mask(self) -> Sequence[int] | None:
+        if self._phase is Phase.FREE:
+            return None
+        if self._phase is Phase.THOUGHT or self._start.prefix:
+            return self._all_but_eos()
+        words = array("I", self._answer.mask())
+        for token_id in (self._start.thought_id, self._start.call_id):
+            if token_id is not None:
+                words[token_id >> 5] |= 1 << (token_id & 31)
+        return words
+
+    def _take(self, token_id: int) -> Sequence[int] | None:
+        """Goes on by an id; the next mask, or None if it stays as it is."""
+        start = self._start
+        if self._phase is Phase.FREE:
+            return None if self._calls is None else self._calls.take(token_id)
+        if self._phase is Phase.THOUGHT:
+            if self._text.is_thinking:
+                return None
+            self._phase = Phase.START if start.prefix else Phase.GRAMMAR
+            return None if start.prefix else self._answer.mask()
+        if self._phase is Phase.START:
+            if start.prefix:
+                return self._await_prefix(token_id)
+            if token_id == start.call_id:
+                self._phase = Phase.FREE
+                return () if self._calls is None else self._calls.take(token_id)
+            if token_id == start.thought_id:
+                self._phase = Phase.THOUGHT
+                return self._all_but_eos()
+            self._phase = Phase.GRAMMAR
+        self._answer.consume(token_id)
+        return None if self._answer.is_finished else self._answer.mask()
+
+    def _await_prefix(self, token_id: int) -> Sequence[int] | None:
+        prefix = self._start.prefix.encode()
+        self._seen = (self._seen + self._spell(token_id))[-len(prefix) :]
+        if self._seen != prefix:
+            return None
+        self._phase = Phase.GRAMMAR
+        return self._answer.mask()
+
+    def _all_but_eos(self) -> Sequence[int]:
+        words = array("I", [0xFFFFFFFF]) * ((self._start.vocab_size + 31) // 32)
+        for token_id in self._start.eos_ids:
+            words[token_id >> 5] &= ~(1 << (token_id & 31)) & 0xFFFFFFFF
+        return words
+
+
+def closing_ids(
+    tokenizer: Tokenizer, thinking: Thinking, *, trims: bool = False
+) -> tuple[int, ...]:
+    """The ids that end a model's thinking, for `TextGuide`; without the blanks after it if told."""
+    text = thinking.closing.rstrip() if trims else thinking.closing
+    return tuple(tokenizer.encode(text, add_special_tokens=False))

@@ -40,8 +40,8 @@ _MOST_PREAMBLE_CHARS = 400
 class Generic:
     """See the module."""
 
-    openers = (_BLOCK, _FUNCTION, ATTRIBUTE_FUNCTION)
-    starters = ("{", _FENCE)
+    openers: tuple[str, ...] = (_BLOCK, _FUNCTION, ATTRIBUTE_FUNCTION)
+    starters: tuple[str, ...] = ("{", _FENCE)
     markers = (
         *("<tool_call>", "</tool_call>", "<function", "</function>", "<parameter", "</parameter>"),
         *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<param", "</param>"),
@@ -103,3 +103,10 @@ class Generic:
         yield from read_envelope(r, _FENCE_END if opener == _FENCE else None, is_bare=True)
         if opener == _FENCE:
             yield from read_ending(r, _FENCE_END)
+
+
+class Blocks(Generic):
+    """The block alone, for tools whose arguments are enforced: what is no block is no call."""
+
+    openers = (_BLOCK,)
+    starters = ()

@@ -1,0 +1,315 @@
+"""What may come next, by a grammar: the adapter around `llguidance` (floor 1, column "text"; D7).
+
+    Grammars   of a model: its vocabulary as llguidance wants it, made once, at first use
+    Grammar    one compiled form; compiling takes milliseconds to seconds, off the event loop
+    Matcher    where one row stands in it: bits of the ids allowed next, 0.05 to 0.2 ms each
+
+The only file that imports `llguidance` (extra `grammar`). Its objects keep an error to themselves
+until they are asked; here every error is raised. Compiling frees the GIL and cannot be stopped:
+its size is bounded here, its time by who waits for it (`service`).
+
+The vocabulary is given as bytes, as our tokenizer knows them: from the tokenizer's file llguidance
+would read it in ten times the time, with the GIL held.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlxlite.errors import BadRequest, EngineFault
+from mlxlite.text.json_schema import MOST_LEVELS, closed, doubts, levels, separated
+from mlxlite.text.tokenizer import Kind, Tokenizer
+from mlxlite.types import JSON, Constraint
+
+if TYPE_CHECKING:
+    import llguidance
+
+MOST_BYTES = 1_000_000  # of a schema, an expression, a grammar, all choices
+_MOST_KEPT = 64  # compiled grammars; a kept one saves its compile, and an agent asks for few
+_LARGEST_KEPT = 64 * 1024  # characters; what is larger may take much memory, compiled
+_MOST_QUOTED = 300  # characters of llguidance's own words
+_BLANKS = r"[ \n\r\t]{0,8}"  # a model that falls into blanks gets out of them again (F69)
+JSON_OPTIONS = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": False,
+    # What is not known is told as a warning and becomes a note; by default it would be an error.
+    "lenient": True,
+    "coerce_one_of": True,
+}
+# Of errors that no schema would mend: the compiler does not know it, so it is for the degrade path.
+_UNKNOWN_WORDS = (
+    "not supported", "unsupported", "not implemented", "unimplemented", "not present in a registry",
+)  # fmt: skip
+
+
+class Unsupported(Exception):
+    """The form cannot be enforced here, however well it is written. The text says why."""
+
+
+class Matcher:
+    """Where one row stands. Used by one thread at a time."""
+
+    def __init__(self, inner: llguidance.LLMatcher) -> None:
+        self._inner = inner
+
+    def mask(self) -> Sequence[int]:
+        """Packed words of the ids allowed next, EOS among them where the form may end. Raises
+        EngineFault where nothing is."""
+        words = memoryview(self._inner.compute_bitmask()).cast("I")
+        self._check()
+        return words
+
+    def consume(self, token_id: int) -> None:
+        """Step over an id. Raises EngineFault if it is not allowed."""
+        if not self._inner.consume_token(token_id):
+            self._check()
+            raise EngineFault("the grammar refused a token that it had allowed")
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the form is complete and nothing can follow."""
+        return self._inner.is_stopped()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the answer may end here."""
+        return self._inner.is_accepting()
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            raise EngineFault(f"the grammar failed: {_plain(self._inner.get_error())}")
+
+
+class Grammar:
+    """A compiled form. notes: what of it is not enforced, in llguidance's words."""
+
+    def __init__(self, inner: llguidance.LLMatcher, notes: tuple[str, ...]) -> None:
+        self._inner = inner
+        self.notes = notes
+
+    def matcher(self) -> Matcher:
+        """A matcher at the start, for one row."""
+        return Matcher(self._inner.deep_copy())
+
+
+class Grammars:
+    """The grammars of one model. vocab_size: width of its logits. Safe from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._opening = threading.Lock()
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._keeping = threading.Lock()
+        self._kept: OrderedDict[tuple[Any, ...], Grammar] = OrderedDict()
+
+    def open(self) -> None:
+        """Import llguidance and give it the vocabulary, once: 0.2 s of work. Raises Unsupported."""
+        if not is_installed():
+            raise Unsupported("the extra is not installed (pip install 'mlxlite[grammar]')")
+        if self._tokenizer.kind is Kind.OTHER:
+            raise Unsupported("the bytes of this model's tokens are not known")
+        if not self._tokenizer.eos_ids:
+            raise Unsupported("this model names no token that ends an answer")
+        with self._opening:
+            if self._vocabulary is None:
+                self._vocabulary = _vocabulary(self._tokenizer, self._vocab_size)
+
+    def prepare(self) -> None:
+        """`open`, ahead of the first compile; what it cannot do, that will say."""
+        try:
+            self.open()
+        except Unsupported:
+            pass
+
+    def compile(self, wanted: Constraint) -> Grammar:
+        """A form as a grammar; those of late are kept. Raises BadRequest if it is malformed, allows
+        no answer or is too large, Unsupported if llguidance lacks a feature that it needs."""
+        text = _text(wanted)
+        key = (wanted.kind, text, wanted.is_closed, wanted.any_whitespace)
+        with self._keeping:
+            if (known := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return known
+        self.open()
+        if wanted.kind == "json":
+            made = self._compile_json(wanted, text)
+        else:
+            made = self._made(_lark(wanted, text), wanted.field)
+        if len(text) > _LARGEST_KEPT:
+            return made
+        with self._keeping:
+            self._kept[key] = made
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def literal(self, text: str) -> str:
+        """A text in a Lark grammar: the id, if it is one of the model's special tokens."""
+        token_id = self._tokenizer.token_id(text)
+        if token_id is not None and self._tokenizer.is_special(token_id):
+            return f"<[{token_id}]>"
+        return json.dumps(text)
+
+    def _compile_json(self, wanted: Constraint, text: str) -> Grammar:
+        schema = json.loads(text)
+        schema.pop("x-guidance", None)  # options that are ours to set
+        unsure = doubts(schema)
+        schema = separated(schema)
+        if wanted.is_closed and (narrow := closed(schema)) != schema:
+            try:
+                return self._made(_json_grammar(narrow, wanted), wanted.field, unsure)
+            except (BadRequest, Unsupported):
+                pass  # closed it may allow nothing: what is open then judges the schema itself
+        return self._made(_json_grammar(schema, wanted), wanted.field, unsure)
+
+    def _made(self, grammar: str, field: str, unsure: tuple[str, ...] = ()) -> Grammar:
+        import llguidance
+
+        assert self._vocabulary is not None
+        limits = llguidance.LLParserLimits(
+            step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False
+        )
+        inner = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        if not inner.is_error():
+            # The first steps tell what allows no answer at all, such as an object that holds
+            # itself, and what is too complex to be followed.
+            probe = inner.deep_copy()
+            probe.compute_bitmask()
+            if not probe.is_error() and (forced := probe.compute_ff_tokens()):
+                probe.consume_token(forced[0])
+                if not probe.is_stopped():
+                    probe.compute_bitmask()
+            error = probe.get_error() if probe.is_error() else ""
+        else:
+            error = inner.get_error()
+        if error:
+            if any(words in error.lower() for words in _UNKNOWN_WORDS):
+                raise Unsupported(_plain(error))
+            raise BadRequest(f"{field} cannot be used: {_plain(error)}", param=field)
+        notes = tuple(_plain(note) for note in inner.get_grammar_warnings())
+        return Grammar(inner, (*notes, *unsure))
+
+
+def is_installed() -> bool:
+    """Whether the extra `grammar` is there; nothing is imported."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+class _Bytes:
+    """A tokenizer in the shape that llguidance takes: the bytes of each id, and a way to ids."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self.eos_token_id = min(tokenizer.eos_ids)
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.bytes_of(token_id) for token_id in range(size)]
+        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < size)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        return self._tokenizer.encode(whole, add_special_tokens=False)
+
+
+def _vocabulary(tokenizer: Tokenizer, vocab_size: int) -> llguidance.LLTokenizer:
+    import llguidance
+
+    # Logits are often wider than the vocabulary; what lies beyond it is never allowed.
+    size = min(vocab_size, tokenizer.vocab_size)
+    eos_ids = sorted(token for token in tokenizer.eos_ids if token < size)
+    wrapped = llguidance.TokenizerWrapper(_Bytes(tokenizer, size))
+    return llguidance.LLTokenizer(wrapped, n_vocab=size, eos_token=eos_ids)
+
+
+# ----------------------------------------------------------------------------- the forms as text
+
+
+def _text(wanted: Constraint) -> str:
+    """What is compiled, as text, checked for its size. Raises BadRequest."""
+    value = wanted.value
+    if wanted.kind == "json":
+        return schema_text(value, wanted.field)
+    if wanted.kind == "choice":
+        value = json.dumps(value)
+    _check_size(value, wanted.field)
+    text: str = value
+    return text
+
+
+def schema_text(value: JSON, field: str) -> str:
+    """A schema, or the text of one, as text, checked for size and depth. Raises BadRequest."""
+    if isinstance(value, str):
+        _check_size(value, field)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise BadRequest(f"{field} must be a JSON schema: an object, or its text", param=field)
+    if levels(value) > MOST_LEVELS:
+        raise BadRequest(f"{field} is nested deeper than {MOST_LEVELS} levels", param=field)
+    try:
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # 1e999 is read as infinity
+        raise BadRequest(f"{field} holds a number that is too large", param=field) from None
+    _check_size(text, field)
+    return text
+
+
+def _check_size(text: str, field: str) -> None:
+    if len(text) > MOST_BYTES or len(text.encode("utf-8", "replace")) > MOST_BYTES:
+        raise BadRequest(f"{field} is larger than {MOST_BYTES:,} bytes", param=field)
+
+
+def _json_grammar(schema: JSON, wanted: Constraint) -> str:
+    import llguidance
+
+    options: dict[str, Any] = {**JSON_OPTIONS, "whitespace_flexible": wanted.any_whitespace}
+    if wanted.any_whitespace:
+        options["whitespace_pattern"] = _BLANKS
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(
+            json.dumps(schema),
+            overrides=options,  # type: ignore[arg-type]  # a TypedDict, of which these are keys
+        )
+    except ValueError as error:  # half a surrogate pair, which no text can hold
+        why = f"{wanted.field} cannot be used: {_plain(str(error))}"
+        raise BadRequest(why, param=wanted.field) from None
+
+
+def _lark(wanted: Constraint, text: str) -> str:
+    """An expression, a grammar or choices as llguidance's grammar. Raises BadRequest."""
+    import llguidance
+
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise BadRequest(f"{wanted.field} holds half a character", param=wanted.field)
+    if wanted.kind == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(text)
+    if wanted.kind == "choice":
+        alternatives = " | ".join(map(json.dumps, wanted.value))
+        return llguidance.LLMatcher.grammar_from_lark(f"start: {alternatives}")
+    if wanted.kind == "grammar" and "::=" in text:
+        text = _from_gbnf(text, wanted.field)
+    return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def _from_gbnf(text: str, field: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        found: str = gbnf_to_lark(text)
+    except Exception as error:  # it raises many kinds, RecursionError among them
+        raise BadRequest(f"{field} cannot be used: {_plain(str(error))}", param=field) from None
+    return found
+
+
+def _plain(message: str) -> str:
+    """llguidance's words on one line, without its drawings and hints to itself."""
+    text = " ".join(message.replace("<non-verbose/>", "").split())
+    return text[:_MOST_QUOTED]
