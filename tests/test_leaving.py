@@ -120,6 +120,7 @@ def wait_requests(server: LiveApp, count: int) -> None:
 
 def active_bytes(server: LiveApp) -> int:
     """MLX's memory but for the prefixes that are kept, of an idle engine."""
+    server.wait_batch(lambda batch: batch["shares_forwards"] is not None)  # the judge is done
     batch = server.wait_batch(lambda batch: batch["active_rows"] == batch["pending_rows"] == 0)
     found: int = batch["memory"]["active_bytes"] - batch["prompt_cache"]["bytes"]
     return found

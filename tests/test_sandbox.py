@@ -117,7 +117,7 @@ def test_a_fault_of_the_template_is_a_400(source: str) -> None:
     ],
 )
 def test_time_is_bounded(source: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(BadRequest, match="ran too long|without end"):
         ChatTemplate(source, limit_s=0.1).render(turns("s:x", "u:x"))
     assert time.monotonic() - start < 1.0
@@ -156,10 +156,10 @@ def doubling(start: str, step: str) -> str:
     ],
 )  # fmt: skip
 def test_size_is_bounded(source: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(BadRequest, match="too much|too large"):
         ChatTemplate(source).render(turns("u:x"))
-    assert time.monotonic() - start < 1.5
+    assert time.process_time() - start < 1.5
 
 
 def test_the_output_limit() -> None:
