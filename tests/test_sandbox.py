@@ -117,7 +117,7 @@ def test_a_fault_of_the_template_is_a_400(source: str) -> None:
     ],
 )
 def test_time_is_bounded(source: str) -> None:
-    start = time.process_time()
+    start = time.monotonic()
     with pytest.raises(BadRequest, match="ran too long|without end"):
         ChatTemplate(source, limit_s=0.1).render(turns("s:x", "u:x"))
     assert time.monotonic() - start < 1.0
