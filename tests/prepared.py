@@ -25,9 +25,10 @@ def make(
     context: int = 1024,
     defaults: Mapping[str, Any] | None = None,
     model_type: str = "llama",
+    vocab_size: int = 512,
     **flags: str,
 ) -> Preparation:
-    facts = ModelFacts(model_type, "cpu", "float32", 1, context, 512)
+    facts = ModelFacts(model_type, "cpu", "float32", 1, context, vocab_size)
     chat = ChatTemplate(template, bos_token=BOS, eos_token=EOS)
     return Preparation(config.build(flags, {}), tokenizer, chat, facts, defaults or {})
 

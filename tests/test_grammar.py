@@ -337,3 +337,4 @@ def test_no_id_beyond_the_vocabulary(width: int) -> None:
     words = matcher.mask()
     found = [n for n in range(len(words) * 32) if words[n >> 5] >> (n & 31) & 1]
     assert max(found) < min(width, VOCAB) and len(found) > 400
+    assert not {*found} & (TOKENIZER.special_ids - EOS)

@@ -84,3 +84,9 @@ class TurnsApp(ScriptedApp):
 def call(name: str, **arguments: Any) -> str:
     """A call as the model of `QWEN` writes it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def enforced_call(name: str, arguments: dict[str, Any]) -> str:
+    """A call as a grammar has it: its arguments without blanks."""
+    text = json.dumps(arguments, separators=(",", ":"))
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>'

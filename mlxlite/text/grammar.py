@@ -153,7 +153,7 @@ class Grammars:
     def literal(self, text: str) -> str:
         """A text in a Lark grammar: the id, if it is one of the model's special tokens."""
         token_id = self._tokenizer.token_id(text)
-        if token_id is not None and self._tokenizer.is_special(token_id):
+        if token_id in self._tokenizer.special_ids and token_id < self._vocab_size:
             return f"<[{token_id}]>"
         return json.dumps(text)
 
@@ -205,10 +205,12 @@ def is_installed() -> bool:
 class _Bytes:
     """A tokenizer in the shape that llguidance takes: the bytes of each id, and a way to ids."""
 
-    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        size = tokenizer.vocab_size
         self.eos_token_id = min(tokenizer.eos_ids)
         self.bos_token_id = tokenizer.bos_id
-        self.tokens = [tokenizer.bytes_of(token_id) for token_id in range(size)]
+        # What the model has no logit for is nothing; and what has no bytes is never allowed.
+        self.tokens = [tokenizer.bytes_of(i) if i < vocab_size else b"" for i in range(size)]
         self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < size)
         self._tokenizer = tokenizer
 
@@ -220,10 +222,9 @@ class _Bytes:
 def _vocabulary(tokenizer: Tokenizer, vocab_size: int) -> llguidance.LLTokenizer:
     import llguidance
 
-    # Logits are often wider than the vocabulary; what lies beyond it is never allowed.
-    size = min(vocab_size, tokenizer.vocab_size)
+    size = tokenizer.vocab_size
     eos_ids = sorted(token for token in tokenizer.eos_ids if token < size)
-    wrapped = llguidance.TokenizerWrapper(_Bytes(tokenizer, size))
+    wrapped = llguidance.TokenizerWrapper(_Bytes(tokenizer, vocab_size))
     return llguidance.LLTokenizer(wrapped, n_vocab=size, eos_token=eos_ids)
 
 

@@ -139,7 +139,8 @@ def test_errors(app: TurnsApp, client: Any) -> None:
         client.messages.create(**ASKED, extra_body={"temperature": -1})
     assert caught.value.request_id and caught.value.type == "invalid_request_error"
     with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
-        client.messages.create(**ASKED, tools=[TOOL], tool_choice={"type": "any"})
+        other: Any = {"type": "tool", "name": "none of them"}
+        client.messages.create(**ASKED, tools=[TOOL], tool_choice=other)
     with pytest.raises(anthropic.NotFoundError):
         client.messages.batches.list()
     app.script(Turn("half", Finish.ERROR))

@@ -1,12 +1,9 @@
-"""instructor: typed answers in the modes that need no grammar, and a clear 400 in those that do.
-
-The modes that ask for a promise (`response_format`, a forced call) are refused until structured
-output is built; issue 6 turns those refusals into answers.
-"""
+"""instructor: typed answers, in the modes that need no grammar and in those that do."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.clients.conftest import MODEL, UNCLOSED
-from tests.turns import TurnsApp
+from tests.turns import TurnsApp, enforced_call
 
 pytestmark = [pytest.mark.clients, UNCLOSED]
 
@@ -27,7 +24,8 @@ class Town(BaseModel):
     degrees: int
 
 
-ROME = {"name": "Rome", "degrees": 21}  # what it returns is of a subclass
+ROME: dict[str, Any] = {"name": "Rome", "degrees": 21}  # what it returns is of a subclass
+COMPACT = json.dumps(ROME, separators=(",", ":"))
 
 
 @pytest.fixture
@@ -107,23 +105,26 @@ def test_on_messages(app: TurnsApp) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "param"),
+    ("mode", "answer"),
     [
-        ("TOOLS", "tool_choice"),
-        ("JSON", "response_format"),
-        ("JSON_SCHEMA", "response_format"),
+        ("TOOLS", enforced_call("Town", ROME)),
+        ("JSON", COMPACT),
+        ("JSON_SCHEMA", COMPACT),
     ],
+    ids=["TOOLS", "JSON", "JSON_SCHEMA"],
 )
-def test_promises_are_refused(app: TurnsApp, client: Any, mode: str, param: str) -> None:
-    """Not tried and failed but refused, by the field's name (D12)."""
+def test_modes_that_are_promises(app: TurnsApp, client: Any, mode: str, answer: str) -> None:
+    """The engine is told to steer; the answer itself is the script's."""
     import instructor
 
     patched = instructor.from_openai(client, mode=instructor.Mode[mode])
-    with pytest.raises(Exception, match=param):
-        patched.chat.completions.create(
-            model="m", messages=ASKED, response_model=Town, max_retries=0
-        )
-    assert app.engine.specs == []
+    app.script(answer)
+    found = patched.chat.completions.create(
+        model="m", messages=ASKED, response_model=Town, max_retries=0
+    )
+    assert found.model_dump() == ROME
+    (spec,) = app.engine.specs
+    assert spec.guide is not None and spec.guide.may_steer
 
 
 @pytest.mark.real

@@ -13,7 +13,7 @@ import pytest
 
 from mlxlite.types import Finish
 from tests.clients.conftest import MODEL, UNCLOSED
-from tests.turns import Turn, TurnsApp, call
+from tests.turns import Turn, TurnsApp, call, enforced_call
 
 pytestmark = [pytest.mark.clients, UNCLOSED]
 
@@ -188,20 +188,33 @@ def test_errors(app: TurnsApp, way: str) -> None:
 
 
 @OPENAI_WAYS
-def test_forced_calls_and_strict_tools_are_refused(app: TurnsApp, weather: Any, way: str) -> None:
-    """Promises (D12): each a 400 that names its field; nothing reaches the engine."""
-    import openai
-
+def test_forced_calls_and_strict_tools(app: TurnsApp, weather: Any, way: str) -> None:
+    """The engine is told to steer; the call itself is the script's."""
     chat = model(app.url, way)
-    for bound, param in (
-        (chat.bind_tools([weather], tool_choice="any"), "tool_choice"),
-        (chat.bind_tools([weather], tool_choice="weather"), "tool_choice"),
-        (chat.bind_tools([weather], strict=True), "strict"),
+    for bound in (
+        chat.bind_tools([weather], tool_choice="any"),
+        chat.bind_tools([weather], tool_choice="weather"),
+        chat.bind_tools([weather], strict=True),
     ):
-        with pytest.raises(openai.BadRequestError) as caught:
-            bound.invoke(QUESTION)
-        assert param in str(caught.value.param)
-    assert app.engine.specs == []
+        app.script(enforced_call("weather", {"town": "Rome"}))
+        (found,) = bound.invoke(QUESTION).tool_calls
+        assert found["args"] == {"town": "Rome"}
+        (spec,) = app.engine.specs
+        assert spec.guide is not None and spec.guide.may_steer
+
+
+@OPENAI_WAYS
+def test_typed_answers(app: TurnsApp, way: str) -> None:
+    from pydantic import BaseModel
+
+    class Town(BaseModel):
+        town: str
+
+    for method in ("json_schema", "function_calling"):
+        made = enforced_call("Town", {"town": "Rome"})
+        app.script('{"town":"Rome"}' if method == "json_schema" else made)
+        found = model(app.url, way).with_structured_output(Town, method=method).invoke(QUESTION)
+        assert found.town == "Rome"
 
 
 @pytest.mark.real

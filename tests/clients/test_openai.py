@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from mlxlite.types import Finish
 from tests.clients.conftest import MODEL, UNCLOSED
 from tests.live import HELLO
-from tests.turns import Turn, TurnsApp, call
+from tests.turns import Turn, TurnsApp, call, enforced_call
 
 pytestmark = [pytest.mark.clients, UNCLOSED]
 
@@ -129,25 +129,26 @@ def test_a_streamed_responses_loop(app: TurnsApp) -> None:
     ]  # fmt: skip
 
 
-def test_structured_output_is_refused_by_name(app: TurnsApp) -> None:
-    """`.parse` is a promise (D12): a 400 until structured output is built, not a broken answer."""
+def test_structured_output(app: TurnsApp) -> None:
+    """`.parse` of an answer, of an item, of a strict call; the engine is told to steer."""
     import openai
 
     chat, responses = app.client.chat.completions, app.client.responses
-    for ask, param in (
-        (lambda: chat.parse(model="m", messages=HELLO, response_format=Town), "response_format"),
-        (lambda: responses.parse(model="m", input="x", text_format=Town), "text.format"),
-        (
-            lambda: chat.parse(
-                model="m", messages=HELLO, tools=[openai.pydantic_function_tool(Town)]
-            ),
-            "tools[0].function.strict",
-        ),
-    ):
-        with pytest.raises(openai.BadRequestError) as caught:
-            ask()
-        assert caught.value.param == param
-    assert app.engine.specs == []
+    rome = Town(town="Rome")
+    app.script(
+        rome.model_dump_json(), rome.model_dump_json(), enforced_call("Town", {"town": "Rome"})
+    )
+    found = chat.parse(model="m", messages=HELLO, response_format=Town)
+    assert found.choices[0].message.parsed == rome
+    assert responses.parse(model="m", input="x", text_format=Town).output_parsed == rome
+    tools = [openai.pydantic_function_tool(Town)]
+    found = chat.parse(model="m", messages=HELLO, tools=tools)
+    (made,) = found.choices[0].message.tool_calls or ()
+    assert made.function.parsed_arguments == rome
+    assert all(spec.guide is not None and spec.guide.may_steer for spec in app.engine.specs)
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat.create(model="m", messages=HELLO, extra_body={"guided_regex": "("})
+    assert caught.value.param == "guided_regex"
 
 
 def test_parse_without_a_format_is_an_answer(app: TurnsApp) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mlxlite.types import Finish
 from tests.clients.conftest import MODEL, UNCLOSED
-from tests.turns import Turn, TurnsApp, call
+from tests.turns import Turn, TurnsApp, call, enforced_call
 
 pytestmark = [pytest.mark.clients, UNCLOSED]
 
@@ -145,14 +145,13 @@ def test_a_chain_by_id(app: TurnsApp, runner: asyncio.Runner) -> None:
 
 @WAYS
 def test_errors(app: TurnsApp, runner: asyncio.Runner, way: str) -> None:
-    """Promises are refused by name, a fault in mid-stream raises."""
+    """A promise is refused by name, a fault in mid-stream raises."""
     import openai
     from agents import ModelSettings, Runner
 
-    forced = agent(app, way, [], model_settings=ModelSettings(tool_choice="required"))
-    for refused, param in ((agent(app, way, [], strict=True), "strict"), (forced, "tool_choice")):
-        with pytest.raises(openai.BadRequestError, match=param):
-            runner.run(Runner.run(refused, QUESTION))
+    refused = agent(app, way, [], model_settings=ModelSettings(tool_choice="no such tool"))
+    with pytest.raises(openai.BadRequestError, match="tool_choice"):
+        runner.run(Runner.run(refused, QUESTION))
     assert app.engine.specs == []
     app.script(Turn("half", Finish.ERROR))
 
@@ -162,6 +161,20 @@ def test_errors(app: TurnsApp, runner: asyncio.Runner, way: str) -> None:
 
     with pytest.raises(Exception, match="the step failed"):
         runner.run(streamed())
+
+
+@WAYS
+def test_strict_and_forced_tools(app: TurnsApp, runner: asyncio.Runner, way: str) -> None:
+    """The engine is told to steer; the call itself is the script's. The package forces one call."""
+    from agents import ModelSettings, Runner
+
+    for settings in (ModelSettings(), ModelSettings(tool_choice="required")):
+        asked: list[str] = []
+        towns = agent(app, way, asked, strict=True, model_settings=settings)
+        app.script(enforced_call("weather", {"town": "Rome"}), "It is mild.")
+        assert runner.run(Runner.run(towns, QUESTION)).final_output == "It is mild."
+        first, _ = app.engine.specs
+        assert asked == ["Rome"] and first.guide is not None and first.guide.may_steer
 
 
 @pytest.mark.real

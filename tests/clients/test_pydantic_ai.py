@@ -13,7 +13,7 @@ import pytest
 
 from mlxlite.types import Finish
 from tests.clients.conftest import MODEL, UNCLOSED
-from tests.turns import Turn, TurnsApp, call
+from tests.turns import Turn, TurnsApp, call, enforced_call
 
 pytestmark = [pytest.mark.clients, UNCLOSED]
 
@@ -147,15 +147,15 @@ def test_errors(app: TurnsApp, runner: asyncio.Runner, way: str) -> None:
 
 @pytest.mark.parametrize("strict", [True, None], ids=["strict", "default"])
 @pytest.mark.parametrize("way", ["chat", "responses"])
-def test_strict_tools_are_refused(
-    app: TurnsApp, runner: asyncio.Runner, way: str, strict: bool | None
-) -> None:
-    """A promise that is not built yet (D12): the 400 names the tool's field."""
-    from pydantic_ai.exceptions import ModelHTTPError
-
-    with pytest.raises(ModelHTTPError, match=r"tools\[0\].*strict"):
-        runner.run(Towns(app, way, strict).agent.run(QUESTION))
-    assert app.engine.specs == []
+def test_strict_tools(app: TurnsApp, runner: asyncio.Runner, way: str, strict: bool | None) -> None:
+    """The engine is told to steer; the call itself is the script's."""
+    towns = Towns(app, way, strict)
+    app.script(
+        "".join(enforced_call("weather", {"town": t}) for t in ("Rome", "Bonn")), "It is mild."
+    )
+    assert runner.run(towns.agent.run(QUESTION)).output == "It is mild."
+    assert sorted(towns.asked) == ["Bonn", "Rome"]
+    assert all(spec.guide is not None and spec.guide.may_steer for spec in app.engine.specs)
 
 
 @pytest.mark.real
