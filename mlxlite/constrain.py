@@ -8,6 +8,7 @@ same. A promise (`strict: true`, or `--grammar-fallback refuse`) is a 400 then.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -78,13 +79,15 @@ def _calls(ask: Ask, grammars: Grammars, settings: Settings, family: str, field:
             raise BadRequest(f"{field} cannot be enforced: {unsure[0]}", param=field)
     most = ask.max_tool_calls if ask.parallel_tool_calls and not ask.forced_call else 1
     why = ""
-    for only_strict in (False, True):  # what is not strict is enforced if it can be
+    # What is not strict is enforced if it can be, and what is closed may allow nothing.
+    for only_strict, is_closed in itertools.product((False, True), (True, False)):
         text = call_grammar.call_grammar(
             tools,
             grammars.literal,
             is_opened=ask.forced_call is None,
             most_calls=most,
             only_strict=only_strict,
+            is_closed=is_closed,
         )
         wanted = Constraint("lark", text, "tools", "tools")
         try:

@@ -294,6 +294,18 @@ def test_a_forced_call_on_the_other_surfaces(tiny_server: LiveApp) -> None:
     assert reply.json()["stop_reason"] == "tool_use"
 
 
+@pytest.mark.parametrize("name", ["allOf-ref", "pydantic", "ref-twice", "oneOf-tagged"])
+def test_arguments_of_all_kinds(tiny_server: LiveApp, name: str) -> None:
+    schema = table.SCHEMAS[name]
+    tool = {"type": "function", "function": {"name": "größe", "strict": True, "parameters": schema}}
+    reply = tiny_server.chat(**SHORT, seed=2, tools=[tool], tool_choice="required", n=2)
+    assert reply.status == 200, reply.body
+    for choice in reply.json()["choices"]:
+        call = choice["message"]["tool_calls"][0]["function"]
+        assert call["name"] == "größe"
+        jsonschema.validate(json.loads(call["arguments"]), schema)
+
+
 def test_what_forced_calls_cannot_be(tiny_server: LiveApp) -> None:
     unknown = {"name": "f", "strict": True, "parameters": table.obj(a=NOT)}
     text = {"name": "f", "parameters": {"type": "string"}}

@@ -32,20 +32,21 @@ def call_grammar(
     is_opened: bool,
     most_calls: int | None,
     only_strict: bool,
+    is_closed: bool = True,
 ) -> str:
     """A grammar in Lark of calls to these tools (OpenAI's shape). Raises BadRequest.
 
     literal: a text -> Lark. is_opened: the model has written the opening marker of a single call,
     which is not part of the grammar then. only_strict: arguments of tools that are not strict may
-    be any object.
+    be any object. is_closed: objects are closed (`json_schema`).
     """
     rules = []
     for n, tool in enumerate(tools):
         function = tool["function"]
-        opening = f'{{"name": {json.dumps(function["name"])}, "arguments": '
+        opening = f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": '
         schema: JSON = {"type": "object"}
         if not only_strict or function.get("strict") is True:
-            schema = _arguments(function, f"tools[{n}].function.parameters")
+            schema = _arguments(function, f"tools[{n}].function.parameters", is_closed)
         rules.append(f'body{n}: {json.dumps(opening)} arguments{n} "}}"')
         rules.append(f"arguments{n}: %json {json.dumps(schema)}")
     bodies = " | ".join(f"body{n}" for n in range(len(tools)))
@@ -56,8 +57,9 @@ def call_grammar(
     return "\n".join([f"start: call{more}", call, f"body: {bodies}", *rules])
 
 
-def _arguments(function: Mapping[str, JSON], field: str) -> JSON:
+def _arguments(function: Mapping[str, JSON], field: str, is_closed: bool) -> JSON:
     schema = json.loads(schema_text(function.get("parameters") or {}, field))
     if schema.setdefault("type", "object") != "object":
         raise BadRequest(f"{field} must describe an object", param=field)
-    return {**closed(separated(schema)), "x-guidance": JSON_OPTIONS}
+    schema = separated(schema)
+    return {**(closed(schema) if is_closed else schema), "x-guidance": JSON_OPTIONS}
