@@ -175,6 +175,24 @@ def test_rows_decode_together_as_each_alone(family: load.LoadedModel, may_pool: 
     assert decode(batch, *rows) == [alone(family, prompt_of(n), count) for n, count in lengths]
 
 
+@pytest.mark.parametrize("fed", [0, 7], ids=["fresh", "after a shared prefix"])
+def test_prompts_run_together_as_each_alone(
+    llama: load.LoadedModel, batch: Batch, fed: int
+) -> None:
+    prefix = prompt_of(fed) if fed else ()
+    prompts = [(*prefix, *prompt_of(length, 3)) for length in (9, 12, 2, 11)]
+    rows = [new_row(prompt, 5) for prompt in prompts]
+    for row in rows if fed else []:
+        batch.prefill(row, fed)
+        row.fed = fed
+    lefts = [row.chunk_left for row in rows]
+    batch.prefill_together(rows)
+    for row, left in zip(rows, lefts, strict=True):
+        row.fed += left
+        row.phase = Phase.DECODE
+    assert decode(batch, *rows) == [alone(llama, prompt, 5) for prompt in prompts]
+
+
 def test_rows_may_join_and_leave_at_any_step(llama: load.LoadedModel, batch: Batch) -> None:
     pick = random.Random(5)
     rows = []

@@ -59,7 +59,8 @@ class Trial:
             smallest, smallest * self.random.choice([1, 4, 16]), self.random.uniform(1, 5000)
         )
         self.room = self.random.choice([10**9, self.random.randint(1, 600)])
-        self.scheduler = Scheduler(self.random.randint(1, 4), sizer, self.has_room)
+        self.scheduler = Scheduler(self.random.randint(1, 6), sizer, self.has_room)
+        self.scheduler.may_group = self.random.random() < 0.7
         self.rows = [self.new_row(n) for n in range(self.random.randint(1, 12))]
         self.speed = self.random.uniform(10, 5000)  # tokens a second of the fake forward
         self.is_turn_of_shortest = True
@@ -147,11 +148,30 @@ class Trial:
             self.seen.add("several prompts")
         marks = [mark for mark in step.prefill.marks if mark > step.prefill.fed]
         left = min([step.prefill.prompt_left, *(mark - step.prefill.fed for mark in marks)])
-        self.check_chunk(step.prefill_tokens, left, bool(step.decode) or len(prompts) > 1)
+        self.check_chunk(step.prefill_tokens, left, len(prompts) < len(step.decode))
+        self.check_beside(step, prompts)
+
+    def check_beside(self, step: Step, prompts: list[Row]) -> None:
+        """Prompts that share a forward end in it, are of one length, about, and leave room."""
+        if not step.beside:
+            return
+        first = step.prefill
+        assert first is not None and self.scheduler.may_group
+        assert step.prefill_tokens == first.chunk_left
+        group = [first, *step.beside]
+        assert len(set(group)) == len(group) and set(group) <= set(prompts)
+        assert {row.fed for row in group} == {first.fed}
+        lengths = [row.chunk_left for row in group]
+        padded = max(lengths) * len(lengths)
+        assert padded <= self.scheduler.sizer.room(CHUNK_BUDGET_S)
+        assert sum(lengths) >= 0.75 * padded
+        self.seen.add("together")
 
     def check_chunk(self, tokens: int, left: int, is_shared: bool) -> None:
         sizer = self.scheduler.sizer
         budget_s = SHARED_CHUNK_BUDGET_S if is_shared else CHUNK_BUDGET_S
+        if tokens == left:  # the last of a prompt may take longer: two chunks cost more than one
+            budget_s = min(1.5 * budget_s, CHUNK_BUDGET_S)
         assert 0 < tokens <= left, "a chunk ends at the prompt's end, and at each mark"
         assert tokens <= sizer.largest
         assert tokens >= min(sizer.smallest // 2, left)  # two even halves at the least
@@ -161,7 +181,12 @@ class Trial:
     def forward(self, step: Step) -> None:
         if (row := step.prefill) is not None:
             seconds = step.prefill_tokens / self.speed * self.random.uniform(0.5, 2) + 1e-3
-            self.scheduler.prefilled(row, step.prefill_tokens, seconds)
+            counts = [(row, step.prefill_tokens)]
+            counts += [(other, other.chunk_left) for other in step.beside]
+            for each, count in counts:
+                self.scheduler.prefilled(each, count, seconds)
+            for other in step.beside:
+                self.let_go(other, other.fed)
             assert row.fed <= len(row.spec.prompt_ids) - 1
             self.let_go(row, row.fed)
         for row in step.decode:
@@ -205,7 +230,8 @@ def test_no_row_is_lost_whatever_the_schedule() -> None:
                 cancelled.add((row.id in trial.admitted, was_prefilled, bool(tokens)))
     assert cancelled >= {(False, False, False), (True, False, False), (True, True, True)}
     assert seen == {
-        *("waits", "full", "no room", "held", "held and not in the way", "several prompts")
+        *("waits", "full", "no room", "held", "held and not in the way", "several prompts"),
+        "together",
     }
 
 

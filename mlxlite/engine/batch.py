@@ -23,6 +23,7 @@ from mlxlite.engine.load import LoadedModel
 from mlxlite.engine.penalties import penalties_of
 from mlxlite.engine.recent import Recent, Strengths, adjusted, recent_of, strengths_of
 from mlxlite.engine.row import Phase, Row
+from mlxlite.engine.slots import merge, split
 from mlxlite.types import TokenLogprob
 
 _FEWEST_CANDIDATES = 64
@@ -82,6 +83,29 @@ class Batch:
             mx.eval(cache_arrays(row.cache))
         mx.clear_cache()  # a chunk's temporaries are of a size that decoding never asks for again
         return found
+
+    def prefill_together(self, rows: Sequence[Row]) -> None:
+        """Run the next chunks of several prompts, each to its end or mark, in one forward.
+
+        All have as many tokens in their caches, which are KVCaches. The shorter ones are padded on
+        the right: attention is causal, so what comes after a prompt does not reach it.
+        """
+        first = rows[0]
+        counts = [row.chunk_left for row in rows]
+        longest = max(counts)
+        ids = [
+            [*row.source[row.fed : row.fed + count], *[0] * (longest - count)]
+            for row, count in zip(rows, counts, strict=True)
+        ]
+        caches = self.lanes.new_cache()
+        if first.fed:
+            merge(caches, [row.cache or [] for row in rows], first.fed)
+        self._model(mx.array(ids, dtype=mx.uint32), cache=caches)
+        mx.eval(cache_arrays(caches))
+        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            row.cache = self.lanes.new_cache()
+            split(caches, index, row.cache, row.fed + count)
+        mx.clear_cache()
 
     def _run_scored(self, row: Row, ids: Sequence[int]) -> list[TokenLogprob]:
         """Run prompt tokens and say how likely the model thought the one after each of them."""

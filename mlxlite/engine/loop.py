@@ -30,7 +30,9 @@ from mlxlite.engine.scheduler import (
     SHARED_CHUNK_BUDGET_S,
     ChunkSizer,
     Scheduler,
+    Step,
 )
+from mlxlite.engine.slots import is_plain
 from mlxlite.errors import Cancelled, EngineFault, MlxliteError, ModelError
 from mlxlite.kvplan import Room
 from mlxlite.types import Event, Finish, ModelFacts, TokenLogprob
@@ -203,7 +205,7 @@ class Loop:
                 self._row_failed(row, error)
         step = self.scheduler.plan()
         if not step.is_idle or (self.batch.is_busy and self.scheduler.live):
-            self._step(step.prefill, step.prefill_tokens, list(step.decode))
+            self._step(step)
         if self.is_abandoned:  # it hung, and another life has begun
             return
         if self._may_judge:
@@ -228,14 +230,22 @@ class Loop:
         assert self._judging is not None
         if next(self._judging, _OVER) is _OVER:
             self._judging = None
+            assert self.batch is not None
+            lanes = self.batch.lanes
+            self.scheduler.may_group = lanes.may_pool and is_plain(lanes.new_cache())
 
-    def _step(self, prefill: Row | None, tokens: int, decode: list[Row]) -> None:
+    def _step(self, step: Step) -> None:
         assert self.batch is not None
         started = time.perf_counter()
+        decode, prefill = list(step.decode), step.prefill
         if prefill is not None:
-            self._prefill(prefill, tokens)
-            if prefill.phase is Phase.DECODE and not prefill.rests:
-                decode.append(prefill)  # its first token does not wait for a step
+            prompts = [prefill, *step.beside]
+            if step.beside:
+                self._prefill_together(prompts)
+            else:
+                self._prefill(prefill, step.prefill_tokens)
+            # Whose prompt is done does not wait a step for its first token.
+            decode += [row for row in prompts if row.phase is Phase.DECODE and not row.rests]
         ready = [row for row in decode if row.phase is Phase.DECODE and self._opened(row)]
         if not ready and not self.batch.is_busy:
             return
@@ -270,6 +280,23 @@ class Loop:
         self.scheduler.send_back(row)
         self.batch.lanes.release(row)
         self._counters.retreats += 1
+
+    def _prefill_together(self, rows: list[Row]) -> None:
+        assert self.batch is not None and self.prompts is not None
+        started = time.perf_counter()
+        counts = [row.chunk_left for row in rows]
+        try:
+            self.batch.prefill_together(rows)
+        except Exception as error:
+            log.exception("a prefill failed; its rows end")
+            for row in rows:
+                self.end(row, Finish.ERROR, error=EngineFault(f"the engine failed: {error}"))
+            return
+        self._counters.prefill_chunks += 1
+        self.scheduler.sizer.measured(max(counts) * len(rows), time.perf_counter() - started)
+        for row, count in zip(rows, counts, strict=True):
+            self.scheduler.prefilled(row, count, 0.0)
+            self.prompts.passed(row, self.scheduler.live)
 
     def _prefill(self, row: Row, tokens: int) -> None:
         assert self.batch is not None and self.prompts is not None

@@ -19,17 +19,23 @@ from dataclasses import dataclass
 from mlxlite.engine.row import Phase, Row
 
 CHUNK_BUDGET_S = 0.5  # the longest that a chunk should take, so that a cancel is seen in time
-SHARED_CHUNK_BUDGET_S = 0.2  # the same while other rows wait for their next token, or chunk
+SHARED_CHUNK_BUDGET_S = 0.3  # the same while other rows wait for their next token
+_WHOLE = 1.5  # so much longer may a chunk be that way, if it is the last: two cost more than one
+_LEAST_FILLED = 0.75  # of a forward of several prompts, whose rest is padding
 _FIRST_CEILING = 256  # tokens of the first chunk at most: its speed is only guessed
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step does: `prefill_tokens` of the row `prefill`, a token for each of `decode`."""
+    """What one step does: `prefill_tokens` of the row `prefill`, a token for each of `decode`.
+
+    beside: rows whose whole rest of a prompt (or up to a mark) runs in the same forward.
+    """
 
     prefill: Row | None
     prefill_tokens: int
     decode: tuple[Row, ...]
+    beside: tuple[Row, ...] = ()
 
     @property
     def is_idle(self) -> bool:
@@ -49,9 +55,13 @@ class ChunkSizer:
         self.tokens_per_s = tokens_per_s
         self._ceiling = min(max(_FIRST_CEILING, smallest), largest)
 
-    def size(self, left: int, budget_s: float) -> int:
+    def room(self, budget_s: float) -> int:
+        """Tokens that fit into the time."""
         fits = min(int(self.tokens_per_s * budget_s), self._ceiling, self.largest)
-        fits = max(fits, self.smallest)
+        return max(fits, self.smallest)
+
+    def size(self, left: int, budget_s: float) -> int:
+        fits = self.room(budget_s)
         # As many chunks as it takes, of one size: a crumb at the end would cost a whole pass over
         # the weights. Sizes are coarse, since each new shape may have to be compiled.
         even = -(-left // -(-left // fits))
@@ -59,8 +69,10 @@ class ChunkSizer:
         return min(coarse, fits, left)
 
     def measured(self, tokens: int, seconds: float) -> None:
-        if tokens < self.smallest or seconds <= 0:
-            return  # a tail: dominated by its fixed cost
+        # A tail is dominated by its fixed cost. But an even split makes halves of the smallest, and
+        # from nothing else than these would a sizer that began too low ever learn.
+        if tokens < self.smallest // 2 or seconds <= 0:
+            return
         rate = tokens / seconds
         self.tokens_per_s += 0.5 * (rate - self.tokens_per_s)
         self._ceiling = min(max(self._ceiling, 2 * tokens), self.largest)
@@ -82,6 +94,7 @@ class Scheduler:
         self.has_room = has_room
         self.waiting: deque[Row] = deque()
         self.live: list[Row] = []
+        self.may_group = False  # whether several prompts may share a forward
         self._is_turn_of_shortest = True
         self._lacks_room = False  # for the first that waits, as long as no row is removed
 
@@ -116,9 +129,34 @@ class Scheduler:
             prefill = min(prompts, key=lambda row: row.prompt_left)
         # Whoever comes while one prompt is run has the next turn, if its own is short.
         self._is_turn_of_shortest = len(prompts) == 1 or not self._is_turn_of_shortest
-        is_shared = bool(decode) or len(prompts) > 1
-        budget_s = SHARED_CHUNK_BUDGET_S if is_shared else CHUNK_BUDGET_S
-        return Step(prefill, self.sizer.size(prefill.chunk_left, budget_s), decode)
+        # Where most wait for their first token, that comes before the others' next one.
+        budget_s = CHUNK_BUDGET_S if len(prompts) >= len(decode) else SHARED_CHUNK_BUDGET_S
+        left = prefill.chunk_left
+        if left <= self.sizer.room(min(budget_s * _WHOLE, CHUNK_BUDGET_S)):
+            budget_s = min(budget_s * _WHOLE, CHUNK_BUDGET_S)
+        tokens = self.sizer.size(left, budget_s)
+        beside = self._beside(prefill, prompts, budget_s) if tokens == left else ()
+        return Step(prefill, tokens, decode, beside)
+
+    def _beside(self, first: Row, prompts: list[Row], budget_s: float) -> tuple[Row, ...]:
+        """Other prompts that can end in the same forward: as long as the first, about, so that
+        little of it is padding."""
+        if not self.may_group or first.spec.prompt_logprobs:
+            return ()
+        found: list[Row] = []
+        longest, total = first.chunk_left, first.chunk_left
+        for row in prompts:
+            if row is first or row.fed != first.fed or row.spec.prompt_logprobs:
+                continue
+            most = max(longest, row.chunk_left)
+            padded = most * (len(found) + 2)
+            if padded > self.sizer.room(budget_s):
+                continue
+            if total + row.chunk_left < _LEAST_FILLED * padded:
+                continue
+            found.append(row)
+            longest, total = most, total + row.chunk_left
+        return tuple(found)
 
     def prefilled(self, row: Row, tokens: int, seconds: float) -> None:
         """A chunk of `tokens` is in the row's cache; it took `seconds`."""

@@ -336,6 +336,34 @@ def is_cuttable(leaf: Any) -> bool:
     return type(leaf) in (KVCache, Full)
 
 
+def merge(caches: Sequence[Any], parts: Sequence[Sequence[Any]], count: int) -> None:
+    """Fill KVCaches, one a layer, with those of several rows, each with `count` tokens."""
+    for place, cache in enumerate(caches):
+        ours = [part[place] for part in parts]
+        keys = mx.concatenate([each.keys[:, :, :count] for each in ours], axis=0)
+        values = mx.concatenate([each.values[:, :, :count] for each in ours], axis=0)
+        cache.state = (keys, values, count)
+
+
+def split(caches: Sequence[Any], index: int, parts: Sequence[Any], count: int) -> None:
+    """Fill a row's KVCaches with its `count` tokens of a merged one."""
+    for cache, part in zip(caches, parts, strict=True):
+        columns = -(-(count + 1) // SLAB) * SLAB
+        filled = []
+        for buffer in (cache.keys, cache.values):
+            _, heads, _, size = buffer.shape
+            own = mx.zeros((1, heads, columns, size), dtype=buffer.dtype)
+            own[:, :, :count] = buffer[index : index + 1, :, :count]
+            filled.append(own)
+        part.state = (filled[0], filled[1], count)
+        mx.eval(filled)
+
+
+def is_plain(caches: Sequence[Any]) -> bool:
+    """Whether every layer has one KVCache."""
+    return all(type(cache) is KVCache for cache in caches)
+
+
 def slots_for(cache: Any, plan: Plan) -> Any:
     """Slots that take the place of a cache in the model, or None: by its exact class, since a class
     derived from a known one may keep its positions in another way."""
