@@ -32,8 +32,9 @@ class Constraint:
     """The form that an answer must have, as asked (decision D7); nothing is compiled.
 
     kind: json | regex | grammar (GBNF or Lark) | lark | choice. value: the schema (or JSON text of
-    one), the expression, the grammar, the choices. field: where the client wrote it. label: its name in a Warning header.
-    is_strict: a promise, so kept or refused. is_closed: objects take no properties but those that
+    one), the expression, the grammar, the choices. field: where the client wrote it. label: its
+    name in a Warning header. is_strict: a promise, so kept or refused. is_closed: objects take no
+    properties but those that
     their schema names, unless it says otherwise.
     """
 
