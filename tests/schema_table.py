@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 S: dict[str, Any] = {"type": "string", "maxLength": 4}
-I: dict[str, Any] = {"type": "integer", "minimum": -99, "maximum": 99}  # noqa: E741
+I: dict[str, Any] = {"type": "integer", "minimum": -99, "maximum": 99}  # noqa: E741  (a table of them)
 
 
 def obj(required: Any = None, **properties: Any) -> dict[str, Any]:

@@ -278,7 +278,7 @@ def test_one_forced_call_if_told(tiny_server: LiveApp) -> None:
 
 
 def test_a_forced_call_on_the_other_surfaces(tiny_server: LiveApp) -> None:
-    flat = {"type": "function", **PAINT["function"]}  # type: ignore[dict-item]
+    flat = {"type": "function", **PAINT["function"]}  # type: ignore[dict-item]  # TOOL is untyped
     body = {"input": "x", "tools": [flat], "tool_choice": "required", "parallel_tool_calls": False}
     reply = tiny_server.ask("POST", "/v1/responses", body)
     (call,) = reply.json()["output"]

@@ -278,6 +278,6 @@ def cache_arrays(cache: list[Any]) -> list[mx.array]:
         if hasattr(part, "caches"):  # several kinds in one layer (CacheList)
             found.extend(cache_arrays(list(part.caches)))
             continue
-        leaves: list[tuple[str, Any]] = tree_flatten(vars(part))  # type: ignore[assignment]
+        leaves: list[tuple[str, Any]] = tree_flatten(vars(part))  # type: ignore[assignment]  # MLX: or a dict
         found.extend(leaf for _, leaf in leaves if isinstance(leaf, mx.array))
     return found

@@ -26,7 +26,7 @@ import mlx.core as mx
 from mlxlite.engine.load import bare_package
 
 bare_package()  # or mlx-lm's own package would import transformers
-from mlx_lm.models.cache import (  # noqa: E402
+from mlx_lm.models.cache import (  # noqa: E402  (after the bare package)
     ArraysCache,
     CacheList,
     KVCache,
@@ -293,7 +293,7 @@ class States(ArraysCache):  # type: ignore[misc]  # mlx-lm is untyped; some mode
             self.cache = [None] * len(self.cache)
 
 
-class Several(CacheList):  # type: ignore[misc]  # untyped
+class Several(CacheList):  # type: ignore[misc]  # mlx-lm is untyped
     """Several kinds in one layer. Takes a CacheList's place."""
 
     caches: tuple[Any, ...]

@@ -53,7 +53,7 @@ class State:
 
     @property
     def _arrays(self) -> list[mx.array]:
-        found: list[tuple[str, Any]] = tree_flatten(self.states)  # type: ignore[assignment]
+        found: list[tuple[str, Any]] = tree_flatten(self.states)  # type: ignore[assignment]  # MLX: or a dict
         return [leaf for _, leaf in found if isinstance(leaf, mx.array)]
 
     @property

@@ -114,7 +114,7 @@ def test_a_tool_loop(app: TurnsApp, litellm: Any, way: str, is_stream: bool) -> 
 
 
 def test_responses(app: TurnsApp, litellm: Any) -> None:
-    asked = {"input": "hello", "tools": [{"type": "function", **TOOL["function"]}]}  # type: ignore[dict-item]
+    asked = {"input": "hello", "tools": [{"type": "function", **TOOL["function"]}]}  # type: ignore[dict-item]  # TOOL is untyped
     asked |= ways(app)["chat"]
     app.script(*[f"{THOUGHT}ok{ROME}"] * 2)
     whole = litellm.responses(**asked)
