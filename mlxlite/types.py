@@ -147,6 +147,24 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Ids that a guide expects next: the engine may put them through the model in one forward
+    (spec 50 section 8; decision D7).
+
+    ids: two at least. is_sure: they come without asking the model. If not, the row's own draw is
+    made at every position, and the run is cut before the first id that was drawn otherwise: the ids
+    of the answer are then the same with and without it. masks: for each id but the last, packed
+    words of what may follow it, as in `Verdict`; empty if all may.
+
+    The engine is free to take none of it: beside many rows, or where a cache cannot be rewound.
+    """
+
+    ids: tuple[int, ...]
+    is_sure: bool = False
+    masks: tuple[Sequence[int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What a guide decided after it saw a row's newest tokens (decision D24).
 
@@ -154,12 +172,14 @@ class Verdict:
     nor cached. stop: the row ends here. forced: ids that come next, whatever the model says. mask:
     packed words, one bit a vocabulary id and 32 ids a word (little-endian), of the ids allowed
     next; None leaves the mask as it was, an empty sequence lifts it.
+    run: what may be taken at once; not beside forced ids.
     """
 
     keep: int
     stop: bool = False
     forced: tuple[int, ...] = ()
     mask: Sequence[int] | None = None
+    run: Run | None = None
 
 
 class Guide(Protocol):
@@ -176,6 +196,11 @@ class Guide(Protocol):
     the guide saw the last one; a guide that only stops leaves the engine one step ahead."""
 
     def observe(self, ids: Sequence[int]) -> Verdict: ...
+
+    def took(self, count: int) -> None:
+        """Told once for every run that it proposed, before anything else: so many of its ids are
+        the row's next tokens, 0 if none, and come to `observe` now, one by one; meanwhile it must
+        not propose another one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,9 @@ class Watching:
     def observe(self, ids: Sequence[int]) -> Verdict:
         return Verdict(keep=len(ids))
 
+    def took(self, count: int) -> None:
+        raise AssertionError("no run was proposed")
+
 
 def row_of(
     sampling: Sampling,

@@ -102,12 +102,16 @@ class Scripted:
     ) -> None:
         self.may_steer = may_steer
         self.calls: list[tuple[int, ...]] = []
+        self.taken: list[int] = []  # of each run that was proposed
         self._decide = decide
 
     def observe(self, ids: Sequence[int]) -> Verdict:
         self.calls.append(tuple(ids))
         so_far = [token for call in self.calls for token in call]
         return self._decide(so_far, ids) or Verdict(keep=len(ids))
+
+    def took(self, count: int) -> None:
+        self.taken.append(count)
 
 
 def mask_of(ids: Sequence[int]) -> list[int]:

@@ -275,6 +275,9 @@ class Watching:
     def observe(self, ids: Any) -> Verdict:
         return Verdict(keep=1)
 
+    def took(self, count: int) -> None:
+        raise AssertionError("no run was proposed")
+
 
 @pytest.mark.parametrize("guide", [None, Watching()])
 def test_the_next_forward_is_queued_before_a_token_is_read(guide: Watching | None) -> None:

@@ -63,6 +63,9 @@ class TextGuide:
             return Verdict(keep=0, forced=self._force())
         return Verdict(keep=len(ids))
 
+    def took(self, count: int) -> None:
+        """It proposes no runs."""
+
     def _is_over(self) -> bool:
         if self._sink.stopped is not None:
             return True
@@ -188,6 +191,9 @@ class GrammarGuide:
             if self._phase is Phase.GRAMMAR and self._answer.is_finished:
                 return Verdict(kept, stop=True)
         return Verdict(kept, forced=forced, mask=mask)
+
+    def took(self, count: int) -> None:
+        """It proposes no runs."""
 
     @property
     def _answer(self) -> Matcher:
