@@ -292,6 +292,33 @@ def test_the_next_forward_is_queued_before_a_token_is_read(guide: Watching | Non
     assert diary.entries == ["forward", "forward", "read 5", "forward", "read 6", "read 7"]
 
 
+@pytest.mark.parametrize("guide", [None, Watching()])
+@pytest.mark.parametrize("runs_ahead", [True, False])
+def test_where_a_forward_cannot_run_ahead_tokens_are_read_before_it_starts(
+    guide: Watching | None, runs_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = Diary()
+    batch = Batch(loaded(diary), runs_ahead)
+    batch.vocab_size = 64
+    spec = RowSpec((4,), Sampling(), 3, frozenset(), guide)
+    row = Row(1, spec, lambda event: None, phase=Phase.DECODE)
+    start = mx.async_eval
+
+    def started(*arrays: mx.array) -> None:
+        diary.entries.append("start")
+        start(*arrays)
+
+    monkeypatch.setattr(mx, "async_eval", started)
+    while row.phase is Phase.DECODE:
+        batch.step([row], diary.accept)
+    order = [entry for entry in diary.entries if entry != "forward"]
+    late = ["start"] if guide is not None else []  # of the draw, which waits for the guide
+    if runs_ahead:
+        assert order == ["start", "start", "read 5", *late, "start", "read 6", *late, "read 7"]
+    else:
+        assert order == ["start", "read 5", "start", "read 6", "start", "read 7"]
+
+
 def test_no_forward_is_wasted_on_a_row_of_one_token() -> None:
     diary = Diary()
     batch = Batch(loaded(diary))

@@ -45,6 +45,27 @@ def test_tokens_come_one_by_one(engine: Worker) -> None:
     assert [event.done is not None for event in heard.events] == [False] * 4 + [True]
 
 
+def test_a_first_token_does_not_wait_for_a_chunk_of_another_prompt(
+    engine: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ask(engine, PROMPT, 4).ids
+    monkeypatch.setattr(engine._loop.scheduler, "sizer", ChunkSizer(4, 4))
+    gate = Gate(engine)
+    long = start(engine, range(3, 103), 5)
+    chunks: list[int] = []
+    short = start(
+        engine,
+        PROMPT,
+        4,
+        at_event=lambda heard: chunks.append(engine.stats()["prefill_chunks"]),
+    )
+    gate.open()
+    assert short.done and long.done
+    before = engine.stats()["prefill_chunks"]
+    assert short.ids == expected
+    assert before - chunks[0] > 20, "the long prompt has most of its chunks before it"
+
+
 def test_eos_is_counted_and_not_delivered(engine: Worker) -> None:
     plain = ask(engine, max_tokens=8).ids
     assert len(set(plain[:4])) == 4

@@ -65,6 +65,7 @@ class Backend:
     blas: str | None
     chunk_tokens: tuple[int, int]
     prefers_dense: bool  # dequantise at load when it fits (D3)
+    runs_ahead: bool  # whether a queued forward runs while Python goes on
     memory_bytes: int  # RAM, or what the GPU says
 
     def dtype(self, wanted: str) -> str | None:
@@ -83,12 +84,14 @@ def start(cache: Path) -> Backend:
     if mx.default_device() == mx.Device(mx.cpu):
         # Compiled CPU kernels need a C++ compiler at run time (8 s cold) and gain nothing here.
         mx.disable_compile()
-        return Backend("cpu", blas, (32, 512), True, _ram_bytes())
+        # `async_eval` waits there until all but ten of a forward's hundreds of tasks are done (a
+        # constant of MLX's): tokens that are read after it would come a step late.
+        return Backend("cpu", blas, (32, 512), True, False, _ram_bytes())
     if mx.metal.is_available():
-        return Backend("metal", None, (64, 2048), False, _ram_bytes())
+        return Backend("metal", None, (64, 2048), False, True, _ram_bytes())
     os.environ.setdefault("MLX_PTX_CACHE_DIR", str(cache / "ptx"))  # D23: kernels compile once
     memory = mx.device_info().get("memory_size", 0)
-    return Backend("cuda", None, (128, 2048), False, int(memory) or _ram_bytes())
+    return Backend("cuda", None, (128, 2048), False, True, int(memory) or _ram_bytes())
 
 
 def _ram_bytes() -> int:

@@ -35,8 +35,13 @@ Accept = Callable[[Row, int, TokenLogprob | None], None]
 
 
 class Batch:
-    def __init__(self, loaded: LoadedModel) -> None:
+    """runs_ahead: whether a queued forward runs while Python goes on (`Backend`). If not, a forward
+    is built before the last tokens are read, which takes Python some milliseconds, and started
+    after it."""
+
+    def __init__(self, loaded: LoadedModel, runs_ahead: bool = True) -> None:
         self._model = loaded.model
+        self._runs_ahead = runs_ahead
         self.lanes = Lanes(loaded.model)
         kinds = {type(part).__name__ for part in self.lanes.new_cache()}
         self._may_retract = kinds <= _ALWAYS_TRIMMABLE
@@ -151,7 +156,7 @@ class Batch:
 
         # 2. Queue the forward, and the draw too unless a guide has a word in it.
         new: Drawn | None = None
-        steered = any(row.is_steered for row in rows)
+        steered = old is not None and any(row.is_steered for row in rows)
         if rows:
             inputs = _inputs(old, seen, rows)
             for index, row in enumerate(rows):
@@ -161,11 +166,12 @@ class Batch:
             # Now, as a late draw's rows will have one more token on the host.
             on_host = {row for row in rows if row not in seen}
             strengths, recent = self._looked_at(rows, inputs, on_host)
-            if steered:
-                mx.async_eval(logits, *self._arrays(rows))
-            else:
+            queued = [logits]
+            if not steered:
                 new = self._draw(logits, rows, strengths, recent)
-                mx.async_eval(*new.arrays, *self._arrays(rows))
+                queued = new.arrays
+            if self._runs_ahead:
+                mx.async_eval(*queued, *self._arrays(rows))
 
         # 3. Read the tokens that were in flight; the only host read of the step.
         if old is not None:
@@ -183,11 +189,32 @@ class Batch:
                     accept(row, token, logprob)
             self._adapt(all(certain))
 
-        # 4. The late draw of steered rows.
+        # 4. The late draw of steered rows, and the late forward where there is no running ahead.
         if rows and steered:
             new = self._draw(logits, rows, strengths, recent)
-            mx.async_eval(*new.arrays)
+        if new is not None and (steered or not self._runs_ahead):
+            mx.async_eval(*new.arrays, *self._arrays(rows))
         self._inflight = new
+
+    def read(self, accept: Accept) -> None:
+        """Read the tokens in flight now, with no forward queued behind them: the next step begins
+        with what is on the host. For a first token that would else wait for a prompt's chunk."""
+        old, self._inflight = self._inflight, None
+        if old is None:
+            return
+        tokens, certain = old.read()
+        for index, row in enumerate(old.rows):
+            if not certain[index] and row.phase is Phase.DECODE:
+                tokens[index] = self._redraw(old, index)
+        for row, token, logprob in zip(old.rows, tokens, old.read_logprobs(), strict=True):
+            if row.phase is Phase.DECODE:
+                accept(row, token, logprob)
+        self._adapt(all(certain))
+
+    @property
+    def awaits_a_first(self) -> bool:
+        """Whether a row's first token is in flight."""
+        return self._inflight is not None and any(not row.ids for row in self._inflight.rows)
 
     def awaits(self, row: Row) -> bool:
         """Whether a token of the row is in flight."""
@@ -195,8 +222,8 @@ class Batch:
 
     @property
     def is_busy(self) -> bool:
-        """Whether tokens are in flight."""
-        return self._inflight is not None
+        """Whether tokens are in flight, or rows have not left their places yet."""
+        return self._inflight is not None or bool(self.lanes.rows)
 
     def let_go(self) -> None:
         """Forget the rows, all ended, and the tokens in flight: nothing is kept while idle."""

@@ -119,7 +119,7 @@ class Loop:
                 "no fast BLAS found; for ten times the speed install mlxlite[mkl] or libopenblas0"
             )
         loaded = load.load(options.folder, backend, options.dtype, options.dense_folder)
-        batch = Batch(loaded)
+        batch = Batch(loaded, backend.runs_ahead)
         try:
             speed = _WARM_UP_TOKENS / batch.warm_up(_WARM_UP_TOKENS)
         except Exception as error:  # such as a dtype that this backend has no kernel for
@@ -251,6 +251,9 @@ class Loop:
             return
         try:
             self.batch.step(ready, self._accept)
+            # A first token does not wait for the next chunk, which may take long.
+            if self.batch.awaits_a_first and self.scheduler.has_prompts:
+                self.batch.read(self._accept)
         except Exception as error:
             log.exception("a decode step failed; its rows end")
             lost = {*ready, *self.batch.lanes.rows}

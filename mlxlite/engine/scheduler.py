@@ -180,6 +180,14 @@ class Scheduler:
             self.waiting.remove(row)
 
     @property
+    def has_prompts(self) -> bool:
+        """Whether the next step runs a chunk of a prompt, or may."""
+        return self._has_place or any(
+            row.phase is Phase.PREFILL and not row.rests and row.waits_for is None
+            for row in self.live
+        )
+
+    @property
     def has_work(self) -> bool:
         """Whether a row wants a step, now: one that is held does not."""
         return (self._has_place and not self._lacks_room) or any(not row.rests for row in self.live)
