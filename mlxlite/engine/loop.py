@@ -7,6 +7,7 @@ guide or sink that row, in a prefill the row it served, in the shared step the r
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxlite.engine import backend as mlx_backend  # before anything that imports mlx
-from mlxlite.engine import load, sample
+from mlxlite.engine import load, sample, turned
 from mlxlite.engine.batch import Batch
 from mlxlite.engine.embed import Embedder
 from mlxlite.engine.jobs import Jobs
@@ -135,6 +136,9 @@ class Loop:
             self._count_memory(room, backend.kind)
         vocab_size = batch.vocab_size
         self._judging = judge(loaded.model, batch.lanes, loaded.dtype, vocab_size)
+        if backend.kind == "cpu":
+            turn = turned.install(loaded.model)
+            self._judging = itertools.chain(self._judging, turn.measure())
         return ModelFacts(
             model_type=str(loaded.config["model_type"]),
             backend=backend.kind,
