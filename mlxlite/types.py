@@ -199,8 +199,8 @@ class Guide(Protocol):
 
     def took(self, count: int) -> None:
         """Told once for every run that it proposed, before anything else: so many of its ids are
-        the row's next tokens, 0 if none, and come to `observe` now, one by one; meanwhile it must
-        not propose another one."""
+        the row's next tokens, 0 if none, and come to `observe` now, one by one. It must not propose
+        another one before the last of them."""
 
 
 @dataclass(frozen=True, slots=True)

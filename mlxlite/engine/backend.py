@@ -66,6 +66,10 @@ class Backend:
     chunk_tokens: tuple[int, int]
     prefers_dense: bool  # dequantise at load when it fits (D3)
     runs_ahead: bool  # whether a queued forward runs while Python goes on
+    # Beside B rows a row gains by a forward of its own with more than run_share x B known tokens:
+    # a CPU computes 5 tokens in twice the time of one and 16 in thrice (engine-notes section 2);
+    # for a GPU, which waits for the weights, 16 are as quick as one.
+    run_share: float
     memory_bytes: int  # RAM, or what the GPU says
 
     def dtype(self, wanted: str) -> str | None:
@@ -86,12 +90,12 @@ def start(cache: Path) -> Backend:
         mx.disable_compile()
         # `async_eval` waits there until all but ten of a forward's hundreds of tasks are done (a
         # constant of MLX's): tokens that are read after it would come a step late.
-        return Backend("cpu", blas, (32, 512), True, False, _ram_bytes())
+        return Backend("cpu", blas, (32, 512), True, False, 1.25, _ram_bytes())
     if mx.metal.is_available():
-        return Backend("metal", None, (64, 2048), False, True, _ram_bytes())
+        return Backend("metal", None, (64, 2048), False, True, 0.4, _ram_bytes())
     os.environ.setdefault("MLX_PTX_CACHE_DIR", str(cache / "ptx"))  # D23: kernels compile once
     memory = mx.device_info().get("memory_size", 0)
-    return Backend("cuda", None, (128, 2048), False, True, int(memory) or _ram_bytes())
+    return Backend("cuda", None, (128, 2048), False, True, 0.4, int(memory) or _ram_bytes())
 
 
 def _ram_bytes() -> int:

@@ -23,8 +23,9 @@ from mlxlite.engine.load import LoadedModel
 from mlxlite.engine.penalties import penalties_of
 from mlxlite.engine.recent import Recent, Strengths, adjusted, recent_of, strengths_of
 from mlxlite.engine.row import Phase, Row
+from mlxlite.engine.runs import agreed, drawn, may_check, pays
 from mlxlite.engine.slots import merge, split
-from mlxlite.types import TokenLogprob
+from mlxlite.types import Run, TokenLogprob
 
 _FEWEST_CANDIDATES = 64
 _RELAX_AFTER = 256  # steps
@@ -32,16 +33,22 @@ _SCORED_TOKENS = 128  # prompt tokens whose logits exist at once: 78 MB at 150,0
 
 Accept = Callable[[Row, int, TokenLogprob | None], None]
 """Told each token that reached the host, in row order. It may end the row or set its mask."""
+Failed = Callable[[Row, Exception], None]
 
 
 class Batch:
     """runs_ahead: whether a queued forward runs while Python goes on (`Backend`). If not, a forward
     is built before the last tokens are read, which takes Python some milliseconds, and started
-    after it."""
+    after it. run_share: see `Backend`."""
 
-    def __init__(self, loaded: LoadedModel, runs_ahead: bool = True) -> None:
+    def __init__(
+        self, loaded: LoadedModel, runs_ahead: bool = True, run_share: float = 1.25
+    ) -> None:
         self._model = loaded.model
         self._runs_ahead = runs_ahead
+        self._run_share = run_share
+        self._run_tokens = 0  # that came in runs since they were last counted
+        self.failed: Failed = _raise  # told whose guide failed
         self.lanes = Lanes(loaded.model)
         kinds = {type(part).__name__ for part in self.lanes.new_cache()}
         self._may_retract = kinds <= _ALWAYS_TRIMMABLE
@@ -156,7 +163,7 @@ class Batch:
 
         # 2. Queue the forward, and the draw too unless a guide has a word in it.
         new: Drawn | None = None
-        steered = old is not None and any(row.is_steered for row in rows)
+        steered = any(row.is_steered and (old or row.run) is not None for row in rows)
         if rows:
             inputs = _inputs(old, seen, rows)
             for index, row in enumerate(rows):
@@ -189,7 +196,17 @@ class Batch:
                     accept(row, token, logprob)
             self._adapt(all(certain))
 
-        # 4. The late draw of steered rows, and the late forward where there is no running ahead.
+        # 4. What guides expect next goes through the model at once.
+        if any(row.run is not None for row in rows):
+            if not self._runs_ahead:
+                mx.async_eval(logits, *self._arrays(rows))  # two writes in a graph: a copy of all
+            for place, row in enumerate(rows):
+                while row.run is not None and row.phase is Phase.DECODE:
+                    logits = self._take_run(row, place, len(rows), logits, accept)
+            inputs = mx.array([row.next_input for row in rows], dtype=mx.uint32)
+            strengths, recent = self._looked_at(rows, inputs, set(rows))
+
+        # 5. The late draw of steered rows, and the late forward where there is no running ahead.
         if rows and steered:
             new = self._draw(logits, rows, strengths, recent)
         if new is not None and (steered or not self._runs_ahead):
@@ -215,6 +232,70 @@ class Batch:
     def awaits_a_first(self) -> bool:
         """Whether a row's first token is in flight."""
         return self._inflight is not None and any(not row.ids for row in self._inflight.rows)
+
+    def _take_run(
+        self, row: Row, place: int, rows: int, logits: mx.array, accept: Accept
+    ) -> mx.array:
+        """Take as much of a row's run as there is to take, maybe nothing. Returns the logits (B, V)
+        of the step, the row's own after what was taken.
+
+        place: of the row in them. rows: how many share the step.
+        """
+        run, row.run = row.run, None
+        assert run is not None and row.spec.guide is not None
+        ids = run.ids[: row.spec.max_tokens - len(row.ids)]
+        # A prompt's logprobs are over by now; those of an answer are wanted token by token.
+        is_taken = pays(len(ids), rows, self._run_share) and row.spec.top_logprobs is None
+        is_taken = is_taken and not row.forced
+        if self.lanes.pool_of(row) is not None or not run.is_sure:
+            is_taken = is_taken and self._may_retract
+        if not run.is_sure:
+            is_taken = is_taken and may_check(row)
+        taken = 0
+        if is_taken:
+            taken, logits = self._run(row, run, ids, place, logits)
+        try:
+            row.spec.guide.took(taken)
+        except Exception as error:
+            self.failed(row, error)
+            return logits
+        row.stepped, row.ahead = row.stepped - taken, taken
+        for token in ids[:taken]:
+            row.stepped, row.ahead = row.stepped + 1, row.ahead - 1
+            row.sampled += 1
+            if row.penalties is not None:
+                row.penalties.push(mx.array(token, dtype=mx.uint32))
+            accept(row, token, None)
+            if row.phase is not Phase.DECODE:
+                break
+        self._run_tokens += taken
+        return logits
+
+    def _run(
+        self, row: Row, run: Run, ids: Sequence[int], place: int, logits: mx.array
+    ) -> tuple[int, mx.array]:
+        """How many of the ids the row takes, all in its cache, and the step's logits after them."""
+        if not run.is_sure:
+            now = logits[place]
+            if row.mask is not None:
+                now = mx.where(row.mask, now, -mx.inf)
+            if drawn(row, now[None], (), 0, self.vocab_size) != [ids[0]]:
+                return 0, logits
+        after = self.lanes.run(row, ids)
+        mx.async_eval(after, *self.lanes.arrays)
+        taken = len(ids)
+        if not run.is_sure:
+            found = drawn(row, after[:-1], run.masks[: len(ids) - 1], 1, self.vocab_size)
+            taken = 1 + agreed(ids[1:], found)
+            if taken < len(ids):
+                self.lanes.cut(row, len(ids) - taken)
+        own = after[taken - 1 : taken]
+        return taken, mx.concatenate([logits[:place], own, logits[place + 1 :]], axis=0)
+
+    def take_run_tokens(self) -> int:
+        """How many tokens came in runs since the last call."""
+        count, self._run_tokens = self._run_tokens, 0
+        return count
 
     def awaits(self, row: Row) -> bool:
         """Whether a token of the row is in flight."""
@@ -290,27 +371,27 @@ class Batch:
             wanted = [row.forced.popleft() if row.forced else 0 for row in rows]
             token_ids = mx.where(is_forced, mx.array(wanted, dtype=mx.uint32), token_ids)
             is_certain = None if is_certain is None else is_certain | is_forced
-        drawn = Drawn(rows, token_ids, is_certain)
+        new = Drawn(rows, token_ids, is_certain)
         if is_certain is not None:
-            drawn.keys, drawn.logits = row_keys, logits
+            new.keys, new.logits = row_keys, logits
         if (most := most_logprobs(corrected.rows if corrected else rows)) is not None:
-            add_logprobs(drawn, logits, most)
+            add_logprobs(new, logits, most)
         for row in rows:
             row.sampled += 1
-        return drawn
+        return new
 
-    def _redraw(self, drawn: Drawn, index: int) -> int:
+    def _redraw(self, step: Drawn, index: int) -> int:
         """The token of one row by the plain sort, because the candidates were too few."""
-        assert drawn.logits is not None and drawn.keys is not None
+        assert step.logits is not None and step.keys is not None
         one = slice(index, index + 1)
-        row = drawn.rows[index]
+        row = step.rows[index]
         how = sample.recipe([row], self.vocab_size)
-        exact, _ = sample.draw(drawn.logits[one], how, drawn.keys[one], None)
+        exact, _ = sample.draw(step.logits[one], how, step.keys[one], None)
         token: int = exact.item()  # type: ignore[assignment]  # MLX: any kind of number
-        if drawn.logprob is not None:
+        if step.logprob is not None:
             fixed = Drawn([row], exact)
-            add_logprobs(fixed, drawn.logits[one], most_logprobs(drawn.rows) or 0)
-            drawn.replace(index, fixed)
+            add_logprobs(fixed, step.logits[one], most_logprobs(step.rows) or 0)
+            step.replace(index, fixed)
         return token
 
     def _rerun(
@@ -346,6 +427,10 @@ class Batch:
             if self._since_short >= _RELAX_AFTER:
                 self._candidates = max(self._candidates // 4, _FEWEST_CANDIDATES)
                 self._since_short = 0
+
+
+def _raise(row: Row, error: Exception) -> None:
+    raise error
 
 
 def _inputs(old: Drawn | None, seen: Mapping[Row, int], rows: Sequence[Row]) -> mx.array:

@@ -108,6 +108,15 @@ class Pool:
         row.stepped += 1
         return logits[:, -1, :]
 
+    def run(self, row: Row, ids: Sequence[int]) -> mx.array:
+        """Logits (T, V) after each of several more tokens of one row."""
+        count, longest = len(ids), row.length + len(ids)
+        self._make_room(len(self.rows), longest)
+        self._plan.set(self.rows.index(row), [row.length], self._view(longest), count)
+        logits: mx.array = self._model(mx.array([list(ids)], dtype=mx.uint32), cache=self._slots)
+        row.stepped += count
+        return logits[0]
+
     def _view(self, longest: int) -> int:
         """Columns that attention looks at. A GPU wants shapes that seldom change (decision D23), a
         CPU as few columns as possible: 256 instead of 64 cost it a fifth of a step of 16 rows."""
@@ -256,6 +265,21 @@ class Lanes:
             part.trim(1)
         logits: mx.array = self._model(mx.array([[token]], dtype=mx.uint32), cache=row.cache)
         return logits[:, -1, :]
+
+    def run(self, row: Row, ids: Sequence[int]) -> mx.array:
+        """Logits (T, V) after each of several more tokens of one row, in a forward of its own."""
+        if (pool := self.pool_of(row)) is not None:
+            return pool.run(row, ids)
+        logits: mx.array = self._model(mx.array([list(ids)], dtype=mx.uint32), cache=row.cache)
+        row.stepped += len(ids)
+        return logits[0]
+
+    def cut(self, row: Row, count: int) -> None:
+        """Take a row's newest tokens back. Only for caches that can always drop them."""
+        row.stepped -= count
+        if self.pool_of(row) is None and row.cache is not None:
+            for part in row.cache:
+                part.trim(count)
 
     @property
     def rows(self) -> list[Row]:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlxlite.engine import backend as mlx_backend  # before anything that imports mlx
 from mlxlite.engine import load, sample, turned
@@ -36,7 +35,7 @@ from mlxlite.engine.scheduler import (
 from mlxlite.engine.slots import is_plain
 from mlxlite.errors import Cancelled, EngineFault, MlxliteError, ModelError
 from mlxlite.kvplan import Room
-from mlxlite.types import Event, Finish, ModelFacts, TokenLogprob
+from mlxlite.types import Event, Finish, ModelFacts, TokenLogprob, Verdict
 
 import mlx.core as mx  # isort: skip  (after the backend chose its BLAS)
 
@@ -84,6 +83,7 @@ class Counters:
     prefill_chunks: int = 0
     restarts: int = 0
     retreats: int = 0
+    run_tokens: int = 0  # that came several in a forward, because they were known
 
 
 class Loop:
@@ -120,12 +120,13 @@ class Loop:
                 "no fast BLAS found; for ten times the speed install mlxlite[mkl] or libopenblas0"
             )
         loaded = load.load(options.folder, backend, options.dtype, options.dense_folder)
-        batch = Batch(loaded, backend.runs_ahead)
+        batch = Batch(loaded, backend.runs_ahead, backend.run_share)
         try:
             speed = _WARM_UP_TOKENS / batch.warm_up(_WARM_UP_TOKENS)
         except Exception as error:  # such as a dtype that this backend has no kernel for
             raise ModelError(f"{options.folder}: the model does not run: {error}") from error
         self.batch = batch
+        batch.failed = self._row_failed
         self.embedder = Embedder(loaded)
         self.prompts = PromptCache(batch.lanes, options.prompt_cache_bytes)
         self.scheduler.sizer = ChunkSizer(*backend.chunk_tokens, tokens_per_s=speed)
@@ -269,6 +270,7 @@ class Loop:
                 raise
             return
         self._failed_steps = 0
+        self._counters.run_tokens += self.batch.take_run_tokens()
         self._counters.decode_steps += 1
         if self._counters.decode_steps % _CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
@@ -334,7 +336,7 @@ class Loop:
             self.batch.open(row)
             if row.spec.guide is not None:
                 verdict = row.spec.guide.observe(())
-                self._steer(row, verdict.forced, verdict.mask)
+                self._steer(row, verdict)
                 if verdict.stop:
                     self.end(row, Finish.GUIDE)
         except Exception as error:
@@ -356,7 +358,7 @@ class Loop:
         try:
             if row.spec.guide is not None:
                 verdict = row.spec.guide.observe(ids)
-                self._steer(row, verdict.forced, verdict.mask)
+                self._steer(row, verdict)
                 if verdict.keep == 0:
                     ids, logprobs = (), ()
                     row.accepted -= 1
@@ -372,18 +374,21 @@ class Loop:
         if finish is not None:
             self.end(row, finish, ids, logprobs=logprobs)
 
-    def _steer(self, row: Row, forced: tuple[int, ...], mask: Any) -> None:
-        if (forced or mask is not None) and not row.is_steered:
+    def _steer(self, row: Row, verdict: Verdict) -> None:
+        forced, mask, run = verdict.forced, verdict.mask, verdict.run
+        if (forced or mask is not None or run is not None) and not row.is_steered:
             raise ValueError("the guide steers without having said that it may")
         assert self.batch is not None
         vocab_size = self.batch.vocab_size
-        if forced:
-            # An id outside the vocabulary would reach past the embedding, in the shared forward.
-            if not 0 <= min(forced) <= max(forced) < vocab_size:
+        # An id outside the vocabulary would reach past the embedding, in the shared forward.
+        for ids in (forced, run.ids if run is not None else ()):
+            if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
                 raise ValueError(f"the guide forced an id outside 0..{vocab_size - 1}")
-            row.forced.extend(forced)
+        row.forced.extend(forced)
         if mask is not None:
             row.mask = sample.allowed(mask, vocab_size) if len(mask) else None
+        if run is not None:
+            row.run = run
 
     # ----------------------------------------------------------------------------------- ends
 

@@ -125,6 +125,8 @@ class PromptCache:
         count = row.length
         if row.cache is None and self._lanes.pool_of(row) is None:
             return
+        if row.ahead and not self.tree.cut_anywhere:
+            return  # its state is that of a later position
         ids = (*row.spec.prompt_ids, *row.ids)[:count]
         assert len(ids) == count, "a token that went through the model is not known"
 

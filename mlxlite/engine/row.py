@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from mlxlite.errors import MlxliteError
-from mlxlite.types import Done, Event, Finish, RowSpec, Sink, TokenLogprob
+from mlxlite.types import Done, Event, Finish, RowSpec, Run, Sink, TokenLogprob
 
 
 class Phase(Enum):
@@ -49,6 +49,8 @@ class Row:
     accepted: int = 0  # of `ids`, the ones that belong to the answer, EOS included
     forced: deque[int] = field(default_factory=deque)  # what the guide wants next
     mask: Any = None  # bool array (V,) of what the guide allows, or None
+    run: Run | None = None  # what the guide expects next, not yet taken or declined
+    ahead: int = 0  # tokens past `length` whose state is in the cache all the same
     penalties: Any = None  # penalties.Penalties, or None
     is_open: bool = False  # penalties are made
     was_pooled: bool = False  # it shared a forward
@@ -113,7 +115,7 @@ class Row:
         self.source = (*self.spec.prompt_ids, *self.ids)
         self.phase = Phase.WAITING
         self.cache = None
-        self.fed = self.stepped = 0
+        self.fed = self.stepped = self.ahead = 0
         self.marks.clear()
         self.waits_for = None
         self.is_leaving = False

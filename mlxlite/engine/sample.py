@@ -140,11 +140,18 @@ def _spared(ids: Sequence[int], vocab_size: int) -> mx.array:
 
 def keys(rows: Sequence[Row]) -> mx.array:
     """One random key a row, (B, 2) uint32, for the token that the row draws next."""
-    words = []
-    for row in rows:
-        mixed = (row.spec.sampling.seed ^ ((row.sampled + 1) * _GOLDEN)) & (2**64 - 1)
-        words.append([mixed >> 32, mixed & 0xFFFFFFFF])
-    return mx.array(words, dtype=mx.uint32)
+    return mx.array([_key(row, row.sampled) for row in rows], dtype=mx.uint32)
+
+
+def keys_ahead(row: Row, count: int) -> mx.array:
+    """The keys of the row's next `count` draws, (count, 2) uint32."""
+    places = range(row.sampled, row.sampled + count)
+    return mx.array([_key(row, place) for place in places], dtype=mx.uint32)
+
+
+def _key(row: Row, place: int) -> list[int]:
+    mixed = (row.spec.sampling.seed ^ ((place + 1) * _GOLDEN)) & (2**64 - 1)
+    return [mixed >> 32, mixed & 0xFFFFFFFF]
 
 
 def sample(logits: mx.array, how: Recipe, rows: Sequence[Row]) -> mx.array:

@@ -39,40 +39,45 @@ SLAB = 256  # columns that a buffer grows by, at least; an eighth of its width i
 class Plan:
     """One forward, as all layers see it: which slots, at which positions, how many columns.
 
-    Slots low..high-1 each run one token at `positions`, which are host numbers. columns: what
-    attention looks at. in_groups: see `make_mask`.
+    Slots low..high-1 each run `count` tokens from their `positions` on, which are host numbers;
+    more than one only in slots that are all `Full`. columns: what attention looks at. in_groups:
+    see `make_mask`.
     """
 
     def __init__(self, in_groups: bool = False) -> None:
         self.in_groups = in_groups
         self.low = 0
         self.high = 0
+        self.count = 1
+        self.first = 0  # position of slot `low`
         self.columns = 0
         self.offsets = mx.zeros((0,), dtype=mx.int32)
         self._masks: dict[tuple[int, int | None, int | None], mx.array] = {}
 
-    def set(self, low: int, positions: Sequence[int], columns: int) -> None:
-        if not positions or min(positions) < 0 or max(positions) >= columns:
+    def set(self, low: int, positions: Sequence[int], columns: int, count: int = 1) -> None:
+        if not positions or min(positions) < 0 or max(positions) + count > columns:
             raise IndexError(f"positions {list(positions)} do not fit {columns} columns")
         self.low, self.high = low, low + len(positions)
-        self.columns = columns
+        self.columns, self.count, self.first = columns, count, positions[0]
         self.offsets = mx.array(list(positions), dtype=mx.int32)
         self._masks.clear()
 
     def mask(self, columns: int, window: int | None, turn: int | None) -> mx.array:
-        """Which columns each row sees, bool (B, 1, 1, columns).
+        """Which columns each token sees, bool (B, 1, T, columns) with T of `count`.
 
         window: only so many of the newest positions. turn: the columns are a ring of so many.
         """
         key = columns, window, turn
         if key not in self._masks:
-            age = self.offsets[:, None] - mx.arange(columns, dtype=mx.int32)[None]
+            places = self.offsets[:, None] + mx.arange(self.count, dtype=mx.int32)
+            places = places[:, :, None]
+            age = places - mx.arange(columns, dtype=mx.int32)
             if turn is not None:
                 age = mx.remainder(age, turn)  # of a sign with the divisor: never negative
-            seen = (age >= 0) & (age <= self.offsets[:, None])
+            seen = (age >= 0) & (age <= places)
             if window is not None:
                 seen = seen & (age < window)
-            self._masks[key] = seen[:, None, None, :]
+            self._masks[key] = seen[:, None]
         return self._masks[key]
 
 
@@ -91,16 +96,29 @@ class Full:
         return self.plan.offsets
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write one position a row; keys and values (B, H, 1, D). Returns what to attend to."""
+        """Write one position a row, or several of a single row; keys and values (B, H, T, D).
+        Returns what to attend to."""
         assert self.keys is not None and self.values is not None
         plan = self.plan
-        if keys.shape[2] != 1 or keys.shape[0] != plan.high - plan.low:
-            raise ValueError(f"slots take one token of each row, not {keys.shape}")
+        if keys.shape[2] != plan.count or keys.shape[0] != plan.high - plan.low:
+            raise ValueError(f"slots take {plan.count} token(s) of each row, not {keys.shape}")
+        if plan.count > 1:
+            self._write_run(keys, values)
+            return self.keys_and_values()
         slots = mx.arange(plan.low, plan.high)
         column = self._column()
         self.keys[slots, :, column] = keys[:, :, 0]
         self.values[slots, :, column] = values[:, :, 0]
         return self.keys_and_values()
+
+    def _write_run(self, keys: mx.array, values: mx.array) -> None:
+        assert self.keys is not None and self.values is not None
+        if type(self) is not Full or keys.shape[0] != 1:
+            raise ValueError("only a single row of full attention takes several tokens at once")
+        low, start = self.plan.low, self.plan.first
+        where = (slice(low, low + 1), slice(None), slice(start, start + keys.shape[2]))
+        self.keys[where] = keys
+        self.values[where] = values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What to attend to; a layer that shares another one's cache asks for it alone."""

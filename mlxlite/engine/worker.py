@@ -173,6 +173,7 @@ class Worker:
             "decode_steps": counters.decode_steps,
             "restarts": counters.restarts,
             "retreats": counters.retreats,
+            "run_tokens": counters.run_tokens,
             "shares_forwards": loop.shares_forwards,
             "prompt_cache": prompts.stats() if prompts is not None else {},
             "admission": loop.memory_stats(),
