@@ -164,6 +164,12 @@ class Settings:
         env="MLXLITE_GRAMMAR",
         choices=("on", "off", "1", "0"),
     )
+    grammar_jump: str = _knob(
+        "on",
+        "text that a grammar leaves no choice about goes through the model in one forward",
+        env="MLXLITE_GRAMMAR_JUMP",
+        choices=("on", "off", "1", "0"),
+    )
     grammar_fallback: str = _knob(
         "warn",
         "what cannot be enforced is asked for in the prompt, with a Warning header, or refused",

@@ -396,6 +396,7 @@ class Preparation:
             self._start(ask, prompt, thinking),
             self.tokenizer.bytes_of,
             Calls(form.calls, OPENER, self.tokenizer) if form.calls is not None else None,
+            jumps=self.settings.grammar_jump in ("on", "1"),
         )
 
     def _start(self, ask: Ask, prompt: _Prompt, thinking: Thinking | None) -> Start:

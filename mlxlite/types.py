@@ -153,15 +153,16 @@ class Run:
 
     ids: two at least. is_sure: they come without asking the model. If not, the row's own draw is
     made at every position, and the run is cut before the first id that was drawn otherwise: the ids
-    of the answer are then the same with and without it. masks: for each id but the last, packed
-    words of what may follow it, as in `Verdict`; empty if all may.
+    of the answer are then the same with and without it. masks: a count -> for each of so many of
+    the first ids, packed words of what may follow it, as in `Verdict`; None if all may. It is asked
+    at once or never.
 
     The engine is free to take none of it: beside many rows, or where a cache cannot be rewound.
     """
 
     ids: tuple[int, ...]
     is_sure: bool = False
-    masks: tuple[Sequence[int], ...] = ()
+    masks: Callable[[int], Sequence[Sequence[int]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "allow_host": (["a.test", "b.test"], ("a.test", "b.test")),
     "cors_origin": (["https://a.test"], ("https://a.test",)),
     "grammar": ("off", "off"),
+    "grammar_jump": ("off", "off"),
     "grammar_fallback": ("refuse", "refuse"),
     "heartbeat_s": ("0.5", 0.5),
     "shutdown_s": ("0", 0.0),

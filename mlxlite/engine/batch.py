@@ -285,7 +285,8 @@ class Batch:
         mx.async_eval(after, *self.lanes.arrays)
         taken = len(ids)
         if not run.is_sure:
-            found = drawn(row, after[:-1], run.masks[: len(ids) - 1], 1, self.vocab_size)
+            masks = run.masks(len(ids) - 1) if run.masks is not None else ()
+            found = drawn(row, after[:-1], masks, 1, self.vocab_size)
             taken = 1 + agreed(ids[1:], found)
             if taken < len(ids):
                 self.lanes.cut(row, len(ids) - taken)

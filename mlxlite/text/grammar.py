@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,24 @@ class Matcher:
         if not self._inner.consume_token(token_id):
             self._check()
             raise EngineFault("the grammar refused a token that it had allowed")
+
+    def forced(self) -> list[int]:
+        """The ids that spell what comes next, as far as the form leaves no choice of text; each is
+        allowed. 0.05 to 0.1 ms."""
+        found = list(self._inner.compute_ff_tokens())
+        self._check()
+        return found
+
+    def masks_along(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        """The masks after each of these ids, as copies; the matcher stays where it is. Raises
+        EngineFault if one is not allowed."""
+        found: list[Sequence[int]] = []
+        for token_id in ids:
+            self.consume(token_id)
+            found.append(array("I", self.mask()))
+        self._inner.rollback(len(ids))
+        self._check()
+        return found
 
     @property
     def is_finished(self) -> bool:

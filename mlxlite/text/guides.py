@@ -19,7 +19,7 @@ from mlxlite.text.channels import Thinking
 from mlxlite.text.grammar import Grammar, Matcher
 from mlxlite.text.sink import Sink
 from mlxlite.text.tokenizer import Tokenizer
-from mlxlite.types import Verdict
+from mlxlite.types import Run, Verdict
 
 
 class TextGuide:
@@ -113,6 +113,11 @@ class Calls:
         self._matcher: Matcher | None = None  # of the open call
         self._seen = b""
 
+    @property
+    def matcher(self) -> Matcher | None:
+        """Of the call that is open."""
+        return self._matcher
+
     def take(self, token_id: int) -> Sequence[int] | None:
         """Takes an id; the next mask, empty where all is free, or None if it stays as it is."""
         if self._matcher is None:
@@ -151,6 +156,9 @@ class GrammarGuide:
     grammar. spell: an id -> its bytes.
 
     Ids that `text` forces, the end of a thought, come before the grammar and are no part of it.
+
+    jumps: what the grammar leaves no choice about is proposed as a run (spec 40 section 6). It is
+    one way to spell that text, so it is in doubt: the engine takes what the row draws anyhow.
     """
 
     may_steer = True
@@ -162,9 +170,13 @@ class GrammarGuide:
         start: Start,
         spell: Callable[[int], bytes],
         calls: Calls | None = None,
+        *,
+        jumps: bool = True,
     ) -> None:
         self._text = text
         self._calls = calls
+        self._jumps = jumps
+        self._due = 0  # ids of a run that have not come yet
         self._matcher = matcher
         self._start = start
         self._spell = spell
@@ -176,11 +188,12 @@ class GrammarGuide:
 
     def observe(self, ids: Sequence[int]) -> Verdict:
         if not ids:
-            return replace(self._text.observe(()), mask=self._first_mask())
+            return self._jumping(replace(self._text.observe(()), mask=self._first_mask()))
         kept = 0
         forced: tuple[int, ...] = ()
         mask: Sequence[int] | None = None
         for token_id in ids:
+            self._due = max(0, self._due - 1)
             verdict = self._text.observe((token_id,))
             kept += verdict.keep
             if verdict.stop:
@@ -190,10 +203,31 @@ class GrammarGuide:
             mask = mask if changed is None else changed
             if self._phase is Phase.GRAMMAR and self._answer.is_finished:
                 return Verdict(kept, stop=True)
-        return Verdict(kept, forced=forced, mask=mask)
+        return self._jumping(Verdict(kept, forced=forced, mask=mask))
 
     def took(self, count: int) -> None:
-        """It proposes no runs."""
+        self._due = count
+
+    def _jumping(self, verdict: Verdict) -> Verdict:
+        """The verdict, with the run that the grammar leaves no choice about."""
+        matcher = self._deciding
+        if not self._jumps or self._due or verdict.forced or matcher is None:
+            return verdict
+        ids = tuple(matcher.forced())
+        if len(ids) < 2:
+            return verdict
+        return replace(verdict, run=Run(ids, masks=lambda count: matcher.masks_along(ids[:count])))
+
+    @property
+    def _deciding(self) -> Matcher | None:
+        """The matcher that all of what comes next is up to."""
+        if self._phase is Phase.GRAMMAR:
+            return self._matcher
+        if self._phase is Phase.FREE:
+            return None if self._calls is None else self._calls.matcher
+        start = self._start
+        may_turn = start.prefix or start.thought_id is not None or start.call_id is not None
+        return self._matcher if self._phase is Phase.START and not may_turn else None
 
     @property
     def _answer(self) -> Matcher:
