@@ -18,7 +18,8 @@ from mlxlite.types import JSON
 
 # No logit is a thousandth of that: beyond it a penalty decides alone, and float32 soon ends.
 _MOST_PENALTY = 1e6
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+MOST_BIASES = 4096  # ids of one request; each costs every step of its row a little
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +328,11 @@ def take_logit_bias(body: Mapping[str, JSON]) -> tuple[tuple[int, float], ...]:
     wrong = "logit_bias must be a dict of int to float"
     if not isinstance(value, dict):
         raise BadRequest(wrong, param=LOGIT_BIAS.name)
+    if len(value) > MOST_BIASES:
+        raise BadRequest(
+            f"logit_bias must hold {MOST_BIASES} tokens at most, not {len(value)}",
+            param=LOGIT_BIAS.name,
+        )
     pairs = []
     for key, bias in value.items():
         # isascii: int() also reads other scripts' digits, and "1_0".

@@ -44,8 +44,12 @@ _THINKING_OFF = ("minicpm5", "glm_moe_dsa")
 # What a template's depth variable knows, by the request's word (spec 10 section 1.1).
 _PLAIN_DEPTHS = {
     "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high",
+    "max": "high",
 }  # fmt: skip
-_DEPTHS = {"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh"}
+_DEPTHS = {
+    "minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh",
+    "max": "xhigh",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +277,11 @@ class Preparation:
         return common
 
     # ------------------------------------------------------------------------------- sampling
+
+    @property
+    def enforces_forms(self) -> bool:
+        """Whether the form of an answer can be enforced."""
+        return self.settings.grammar in ("on", "1") and self.grammars.can_open
 
     @property
     def knows_thinking(self) -> bool:

@@ -78,16 +78,15 @@ def test_served_name_with_slashes(tiny_folder: Path) -> None:
 def test_model_row(tiny_server: LiveApp, tiny_folder: Path) -> None:
     (row,) = tiny_server.ask("GET", "/v1/models").json()["data"]
     assert row["context_window"] == 1024 and row["batch_mode"] == "batch"
-    assert row["capabilities"] == dict.fromkeys(
-        ("reasoning", "tools", "vision", "audio", "structured_output", "embeddings", "rerank"),
-        False,
-    )
+    names = ("reasoning", "tools", "vision", "audio", "structured_output", "embeddings", "rerank")
+    assert row["capabilities"] == {**dict.fromkeys(names, False), "structured_output": True}
     assert row["gen_defaults"] == {"temperature": 0.7, "top_p": None, "top_k": None}
     template = tiny_folder.parent / "able.jinja"
     template.write_text("{{ tools }}<think>{{ messages }}</think>")
     flags = {"chat_template": str(template), "temperature": "0.3", "top_k": "9"}
-    with LiveApp(tiny_folder, **flags) as server:
+    with LiveApp(tiny_folder, **flags, grammar="off") as server:
         row = server.ask("GET", f"/v1/models/{server.name}").json()
+        assert not row["structured_output"]
         assert row["reasoning"] and row["tools"] and not row["vision"]
         assert row["gen_defaults"] == {"temperature": 0.3, "top_p": None, "top_k": 9}
 
@@ -118,6 +117,10 @@ def test_about_and_stats(tiny_server: LiveApp) -> None:
     assert batch["generated_tokens"] - before["generated_tokens"] == usage["completion_tokens"]
     assert stats["server"]["model"] == tiny_server.name
     assert stats["http"]["requests_total"] > 2
+    assert (batch["mode"], batch["configured"]) == ("batch", 8)
+    assert stats["prompt_cache"] == batch["prompt_cache"] and "hits" in stats["prompt_cache"]
+    assert stats["admission"]["max_safe_context"] == 1024
+    assert stats["admission"]["weights_bytes"] > 0 and stats["kv_quant"] == {"mode": "off"}
 
 
 def test_start_lines(tiny_server: LiveApp) -> None:

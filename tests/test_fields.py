@@ -458,11 +458,18 @@ def test_wrong_thinking(raw: str, message: str) -> None:
     assert error.message == message and error.param == message.split()[0]
 
 
-@pytest.mark.parametrize("raw", ['"hgih"', '""', '"HIGH"', '"max"', '"none "'])
+def test_a_bias_of_too_many_tokens() -> None:
+    raw = json.dumps({str(token): 1 for token in range(fields.MOST_BIASES + 1)})
+    assert (
+        refusal("logit_bias", raw).message == "logit_bias must hold 4096 tokens at most, not 4097"
+    )
+
+
+@pytest.mark.parametrize("raw", ['"hgih"', '""', '"HIGH"', '"most"', '"none "'])
 def test_a_typing_slip_does_not_switch_thinking_on(raw: str) -> None:
     error = refusal("reasoning_effort", raw)
     assert error.param == "reasoning_effort"
-    assert error.message.endswith("must be one of none, minimal, low, medium, high, xhigh")
+    assert error.message.endswith("must be one of none, minimal, low, medium, high, xhigh, max")
 
 
 def test_template_options() -> None:

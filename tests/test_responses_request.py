@@ -199,7 +199,7 @@ def test_fields_mean_what_they_mean_in_chat() -> None:
     assert (ask.min_p, ask.logit_bias, ask.enable_thinking) == (0.1, ((5, 1.0),), False)
     assert (ask.thinking, ask.thinking_budget) == (True, 9)
     assert parse(max_tokens=5).max_tokens == 5
-    assert parse(reasoning={"effort": "max"}).reasoning_effort == "xhigh"
+    assert parse(reasoning={"effort": "max"}).reasoning_effort == "max"
     assert parse(include=["message.output_text.logprobs"]).top_logprobs == 0
     assert parse(include=["reasoning.encrypted_content", "x"]).top_logprobs is None
     nulls = dict.fromkeys(field.name for field in requests.FIELDS)

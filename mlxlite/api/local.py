@@ -62,7 +62,7 @@ async def _model_row(service: Service) -> dict[str, Any]:
         "tools": preparation.template.knows_tools,
         "vision": False,
         "audio": False,
-        "structured_output": False,
+        "structured_output": preparation.enforces_forms,
         "embeddings": vectors is not None and vectors.can_embed,
         "rerank": vectors is not None and vectors.can_score,
     }
@@ -76,7 +76,7 @@ async def _model_row(service: Service) -> dict[str, Any]:
         "backend": facts.backend,
         "dtype": facts.dtype,
         **capabilities,
-        "batch_mode": "batch",
+        "batch_mode": _batch_mode(service),
         "adapters": [],
         "training": False,
         "dsa": False,
@@ -84,6 +84,11 @@ async def _model_row(service: Service) -> dict[str, Any]:
         "capabilities": capabilities,
         "gen_defaults": preparation.sampling_defaults(),
     }
+
+
+def _batch_mode(service: Service) -> str:
+    """How rows decode: together, or each in a forward of its own."""
+    return "serial" if service.engine.stats().get("shares_forwards") is False else "batch"
 
 
 async def metrics(service: Service, request: Request) -> Response:
@@ -120,7 +125,12 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def stats(service: Service, request: Request) -> Response:
-    """GET /stats: counters and gauges of this process."""
+    """GET /stats: counters and gauges of this process (spec 70 section 8)."""
+    rows = service.engine.stats()
+    admission = dict(rows.get("admission", {}))
+    if service.engine.state is EngineState.READY:
+        facts = service.engine.facts
+        admission |= {"max_safe_context": facts.max_context, "weights_bytes": facts.weight_bytes}
     return json_response(
         {
             "server": {
@@ -130,7 +140,10 @@ async def stats(service: Service, request: Request) -> Response:
                 "uptime_s": int(time.time()) - service.created,
                 "version": __version__,
             },
-            "batch": service.engine.stats(),
+            "batch": {**rows, "configured": service.settings.batch, "mode": _batch_mode(service)},
+            "prompt_cache": rows.get("prompt_cache", {}),
+            "admission": admission,
+            "kv_quant": {"mode": "off"},
             "http": service.http_stats(),
             "sessions": {"open": len(service.sessions)},
             "leases": {"held": service.leases.held},  # this answer's own among them

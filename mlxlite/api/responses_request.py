@@ -33,7 +33,7 @@ INCLUDE = Field("include", list, "message.output_text.logprobs; others are hints
 STORE = Field("store", bool, "keep the response for an hour", "true")
 BACKGROUND = Field("background", bool, "answer at once, work on", "false")
 REASONING = Field("reasoning", dict, "effort; summary is a hint", "{}")
-EFFORT = Field("effort", str, "as reasoning_effort", choices=(*fields.EFFORTS, "max"))
+EFFORT = Field("effort", str, "as reasoning_effort", choices=fields.EFFORTS)
 SUMMARY = Field("summary", str, "a hint: the reasoning goes out whole")
 TEXT = Field("text", dict, "format; verbosity is a hint", "{}")
 TEXT_FORMAT = Field("format", dict, "shape of the text", "text")
@@ -197,7 +197,7 @@ def parse_response(
     chat.update(
         messages=to_messages(items, instructions, told),
         max_completion_tokens=body.get("max_output_tokens"),
-        reasoning_effort="xhigh" if effort == "max" else effort,
+        reasoning_effort=effort,
         response_format=_nested_format(fields.take(text, TEXT_FORMAT, "text.")),
         tools=_nested_tools(body.get("tools"), told),
         tool_choice=_nested_choice(body.get("tool_choice")),

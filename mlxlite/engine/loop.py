@@ -157,7 +157,9 @@ class Loop:
             mx.set_cache_limit(min(room.usable_bytes // 16, _MOST_CACHED_BYTES))
         tree = self.prompts.tree
         tree.max_bytes = min(tree.max_bytes, max(room.room_bytes, 0))
-        self.budget = Budget(room.plan, room.room_bytes, lambda: tree.nbytes, tree.evict)
+        self.budget = Budget(
+            room.plan, room.room_bytes, lambda: tree.nbytes, tree.evict, room.usable_bytes
+        )
         self.scheduler.has_room = self.budget.admits
 
     def close(self) -> None:
@@ -442,6 +444,7 @@ class Loop:
         if self.budget is None:
             return {}
         return {
+            "usable_bytes": self.budget.usable_bytes,
             "room_bytes": self.budget.room_bytes,
             "rows_bytes": self.budget.total(list(self.scheduler.live)),
             "kept_bytes": self.budget.kept(),

@@ -38,6 +38,7 @@ class Budget:
     room_bytes: int
     kept: Callable[[], int]
     evict: Callable[[int], int]
+    usable_bytes: int = 0  # weights included; only to be told
 
     def tokens_of(self, row: Row) -> int:
         """What a row has, and some more: what it is billed for."""

@@ -128,6 +128,12 @@ class Grammars:
         self._keeping = threading.Lock()
         self._kept: OrderedDict[tuple[Any, ...], Grammar] = OrderedDict()
 
+    @property
+    def can_open(self) -> bool:
+        """Whether `open` would do; nothing is imported for it."""
+        knows_bytes = self._tokenizer.kind is not Kind.OTHER
+        return is_installed() and knows_bytes and bool(self._tokenizer.eos_ids)
+
     def open(self) -> None:
         """Import llguidance and give it the vocabulary, once: 0.2 s of work. Raises Unsupported."""
         if not is_installed():
