@@ -20,7 +20,7 @@ def spread(a: mx.array, b: mx.array) -> float:
     return float(mx.abs(a - b).max().item())
 
 
-@pytest.mark.parametrize("lead", [(1,), (5,), (3, 5), (16,), (1, 17), (2, 2, 9), (64,)])
+@pytest.mark.parametrize("lead", [(1,), (8,), (3, 5), (16,), (1, 17), (2, 2, 9), (64,)])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_turned_layer_says_the_same(lead: tuple[int, ...], has_bias: bool) -> None:
     layer = nn.Linear(48, 80, bias=has_bias)
@@ -35,13 +35,13 @@ def test_a_turned_head_says_the_same() -> None:
     turn = turned.Turn()
     turn.is_on = True
     new = turned.TurnedEmbedding(layer, turn)
-    x = mx.random.normal((7, 1, 48))
+    x = mx.random.normal((9, 1, 48))
     assert spread(layer.as_linear(x), new.as_linear(x)) < 1e-5
     ids = mx.array([[3, 5, 79]])
     assert mx.array_equal(layer(ids), new(ids))
 
 
-@pytest.mark.parametrize(("rows", "may_differ"), [(1, False), (4, False), (5, True), (65, False)])
+@pytest.mark.parametrize(("rows", "may_differ"), [(1, False), (7, False), (8, True), (65, False)])
 def test_only_a_few_rows_are_turned(rows: int, may_differ: bool) -> None:
     turn = turned.Turn()
     x = mx.zeros((rows, 1, 48))
