@@ -10,8 +10,9 @@ own: `MLXLITE_BLAS`, which has to come earlier, and `MLXLITE_CHECK`, which is fo
 from __future__ import annotations
 
 import difflib
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,21 @@ class Knob:
 
     help: str
     env: str | None = None
-    parse: type = str  # str, int, float or Path
+    parse: Callable[[str], Any] = str  # str, int, float, floored or Path
     choices: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other words for some of these
     low: float | None = None
     high: float | None = None
     many: bool = False  # a flag may be given several times, a variable holds a comma list
     metavar: str | None = None
+
+
+def floored(raw: str) -> int:
+    """The whole part of a number. Raises ValueError."""
+    try:
+        return math.floor(float(raw))
+    except OverflowError:
+        raise ValueError(f"{raw} is not finite") from None
 
 
 def _knob(default: Any, help: str, **rest: Any) -> Any:
@@ -176,6 +186,59 @@ class Settings:
         env="MLXLITE_GRAMMAR_FALLBACK",
         choices=("warn", "refuse"),
     )
+    fill: str = _knob(
+        "off",
+        "put in known tokens of calls without decoding them; echo: and try spans seen before",
+        env="MLXLITE_FILL",
+        choices=("off", "strict", "echo"),
+        aliases={"0": "off", "1": "strict"},
+    )
+    fill_max_span: int = _knob(
+        32,
+        "tokens that are put in at once, at most",
+        env="MLXLITE_FILL_MAX_SPAN",
+        parse=floored,
+        low=2,
+        high=4096,
+    )
+    fill_k: int = _knob(
+        8,
+        "tokens in a row that echo looks for",
+        env="MLXLITE_FILL_K",
+        parse=floored,
+        low=2,
+        high=1024,
+    )
+    fill_candidates: int = _knob(
+        24,
+        "how many places echo compares, nearest first",
+        env="MLXLITE_FILL_CANDIDATES",
+        parse=floored,
+        low=1,
+        high=10_000,
+    )
+    fill_index_max: int = _knob(
+        131_072,
+        "tokens of a request that echo looks in",
+        env="MLXLITE_FILL_INDEX_MAX",
+        parse=floored,
+        low=1024,
+        high=100_000_000,
+    )
+    fill_append_chunk_size: int = _knob(
+        0,
+        "tokens of a fill in one forward, at most; 0: all",
+        env="MLXLITE_FILL_APPEND_CHUNK_SIZE",
+        parse=int,
+        low=0,
+        high=100_000_000,
+    )
+    fill_trace: str | None = _knob(
+        None,
+        "log each fill (1), or write it as a line of JSON to this file",
+        env="MLXLITE_FILL_TRACE",
+        metavar="1|FILE",
+    )
     embedding_pooling: str = _knob(
         "none",
         "pooling of embeddings from a model that was not made for them; over that of one that was",
@@ -293,6 +356,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 
 def _value(source: str, spec: Knob, raw: str) -> Any:
     if spec.choices:
+        raw = spec.aliases.get(raw, raw)
         if raw not in spec.choices:
             raise SettingError(f"{source} must be one of {', '.join(spec.choices)}, not {raw!r}")
         return raw
@@ -305,7 +369,8 @@ def _value(source: str, spec: Knob, raw: str) -> Any:
     except RuntimeError:
         raise SettingError(f"{source}: there is no such user's home: {raw!r}") from None
     except ValueError:
-        kind = {int: "a whole number", float: "a number"}.get(spec.parse, "text")
+        kinds: dict[Any, str] = {int: "a whole number", str: "text", Path: "text"}
+        kind = kinds.get(spec.parse, "a number")
         raise SettingError(f"{source} must be {kind}, not {raw!r}") from None
     if spec.low is not None and not value >= spec.low:  # not >=: catches NaN too
         raise SettingError(f"{source} must be at least {spec.low:g}, not {raw}")

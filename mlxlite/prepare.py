@@ -7,7 +7,6 @@ prepare pool: it renders and tokenises, and never touches an array.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import time
@@ -22,6 +21,7 @@ from mlxlite.embedding import Embedding
 from mlxlite.errors import BadRequest, TooLong
 from mlxlite.text.call_grammar import OPENER
 from mlxlite.text.channels import FINAL_CHANNEL, HARMONY, Thinking, thinking_of
+from mlxlite.text.fill.arm import Fill, MakeGuide
 from mlxlite.text.grammar import Grammars
 from mlxlite.text.guides import Calls, GrammarGuide, Start, TextGuide, closing_ids
 from mlxlite.text.messages import Message, normalise_messages, typed_tool_schemas
@@ -105,6 +105,8 @@ class Preparation:
         self._told_of_tools = False
         self._primers: dict[tuple[Any, ...], int] = {}  # mode -> tokens of the generation primer
         self._thinking = thinking_of(template.all_source, facts.model_type)
+        family = family_of(template.tool_source, facts.model_type).name
+        self._fill = Fill(settings, tokenizer, template, family, self._thinking, facts.vocab_size)
         newlines = tokenizer.encode("\n", add_special_tokens=False)
         self._xtc_special_ids = (*sorted(tokenizer.eos_ids), *newlines)
 
@@ -132,19 +134,18 @@ class Preparation:
         wanted = ask.max_tokens if ask.max_tokens is not None else self.settings.max_tokens
         limit = room if wanted is None else min(wanted, room)
         make_sink = self._sink_maker(ask, prompt)
-        guide = self._guide(form, prompt, make_sink)
+        remake = self._guide_maker(form, prompt, make_sink, limit)
         spec = RowSpec(
             prompt_ids=tuple(prompt.ids),
             sampling=self.sampling(ask),
             max_tokens=max(limit, 1),
             eos_ids=self.tokenizer.eos_ids,
-            guide=guide,
+            guide=remake(),
             top_logprobs=ask.top_logprobs,
             snapshot_at=prompt.boundary,
             prompt_logprobs=ask.echo and ask.top_logprobs is not None,
         )
         echo = self._echo(ask) if ask.echo else None
-        remake = functools.partial(self._guide, form, prompt, make_sink)
         return Prepared(spec, make_sink, limit, echo, form.warnings, remake)
 
     def choices(self, ask: Ask, form: Constrained | None = None) -> list[Prepared]:
@@ -381,10 +382,33 @@ class Preparation:
 
         return make
 
+    def _guide_maker(
+        self, form: Constrained, prompt: _Prompt, make_sink: Callable[[], Sink], limit: int
+    ) -> Callable[[], Guide | None]:
+        """Guides for the rows of this request: what text decides between two steps (D24), and what
+        is known to come (spec 50)."""
+        fill: MakeGuide | None = None
+        if form.grammar is None and form.calls is None and form.ask.tools:
+            fill = self._fill.arm(
+                form.ask,
+                self.template_options(form.ask),
+                prompt.ids,
+                opens_thinking=prompt.opens_thinking,
+            )
+
+        def make() -> Guide | None:
+            guide = self._guide(form, prompt, make_sink)
+            if fill is None:
+                return guide
+            assert guide is None or isinstance(guide, TextGuide)  # there is no grammar
+            return fill(guide, limit)
+
+        return make
+
     def _guide(
         self, form: Constrained, prompt: _Prompt, make_sink: Callable[[], Sink]
-    ) -> Guide | None:
-        """What must be decided on text between two steps, or None if nothing must (D24)."""
+    ) -> TextGuide | GrammarGuide | None:
+        """What must be decided on text, or None if nothing must."""
         ask, grammar = form.ask, form.grammar
         is_formed = grammar is not None or form.calls is not None
         most_calls = _most_calls(ask) if ask.tools else None

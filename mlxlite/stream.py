@@ -16,6 +16,7 @@ from mlxlite.errors import EngineFault
 from mlxlite.metrics import Metrics
 from mlxlite.prepare import Prepared
 from mlxlite.session import Sessions
+from mlxlite.text.fill.guide import FillGuide
 from mlxlite.text.sink import Sink
 from mlxlite.types import CallPiece, Delta, Done, Event, Finish, TokenLogprob, Usage
 
@@ -74,6 +75,9 @@ async def deltas(
             _record_end(label, None, metrics)
     _record_end(label, done, metrics)
     (await session.settled()).raise_if_not_completed()
+    guide = prepared.spec.guide
+    if isinstance(guide, FillGuide) and not sink.calls:
+        guide.session.note_parse_failure()
     if prepared.limit == 0:
         yield Delta(finish="length", usage=replace(_usage(done, sink), completion_tokens=0))
     else:

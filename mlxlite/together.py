@@ -19,7 +19,9 @@ from mlxlite.metrics import Metrics
 from mlxlite.prepare import Prepared
 from mlxlite.session import Sessions
 from mlxlite.stream import Answer, Fold, deltas
-from mlxlite.types import Delta, Usage
+from mlxlite.text.fill.guide import FillGuide
+from mlxlite.text.fill.session import Counters
+from mlxlite.types import JSON, Delta, Usage
 
 _MOST_UNREAD = 256  # deltas that wait for the reader, of all rows
 _RETRY_S = 0.1  # between two looks at a queue that is full of other requests' rows
@@ -156,3 +158,15 @@ def total(usages: Sequence[Usage], n: int) -> Usage:
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         lane=max((usage.lane for usage in usages), key=lambda lane: lane == "batched"),
     )
+
+
+def fill_usage(rows: Sequence[Prepared]) -> dict[str, JSON] | None:
+    """What was filled in the answers of a request, as `usage.fill` has it (spec 50 section 10);
+    None if it was not armed. Once all rows have ended: the engine's thread counts before."""
+    guides = [row.spec.guide for row in rows if isinstance(row.spec.guide, FillGuide)]
+    if not guides:
+        return None
+    counters = Counters()
+    for guide in guides:
+        counters.add(guide.counters)
+    return counters.render()

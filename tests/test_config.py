@@ -34,6 +34,13 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "hlg_shoulder": ("0", 0.0),
     "hlg_toe": ("100", 100.0),
     "hlg_pivot_offset": ("1", 1.0),
+    "fill": ("1", "strict"),
+    "fill_max_span": ("16.9", 16),
+    "fill_k": ("4", 4),
+    "fill_candidates": ("1.5", 1),
+    "fill_index_max": ("2048", 2048),
+    "fill_append_chunk_size": ("4", 4),
+    "fill_trace": ("/tmp/fill.jsonl", "/tmp/fill.jsonl"),
     "embedding_pooling": ("mean", "mean"),
     "chat_template": ("t.jinja", "t.jinja"),
     "api_key": ("secret", "secret"),
@@ -48,7 +55,9 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "home": ("/tmp/home", Path("/tmp/home")),
 }
 BY_NAME = {setting.name: setting for setting in fields(Settings)}
-NUMBERS = [name for name, s in BY_NAME.items() if config.knob(s).parse in (int, float)]
+NUMBERS = [
+    name for name, s in BY_NAME.items() if config.knob(s).parse in (int, float, config.floored)
+]
 
 
 def env_of(name: str) -> str:

@@ -59,6 +59,17 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "grammar",
             "call_grammar",
             "guides",
+            "fill/__init__",
+            "fill/plan",
+            "fill/probes",
+            "fill/compiler",
+            "fill/plans",
+            "fill/guard",
+            "fill/echo",
+            "fill/session",
+            "fill/trace",
+            "fill/guide",
+            "fill/arm",
         ),
     ),
     "engine": (
@@ -263,7 +274,7 @@ LATE: dict[str, set[str]] = {
 MOST_LINES_A_FILE = 500
 # What grows with the models that there are is counted apart: tool families and cache layouts; and
 # so is what measures. The rest has outgrown the 16,000 lines that the project's notes began with.
-MOST_LINES = 21_000
+MOST_LINES = 23_000
 APART = ("text/tools/", "models/kv_", "bench/")
 
 

@@ -18,8 +18,9 @@ from mlxlite.types import JSON, Usage
 log = logging.getLogger(__name__)
 
 
-def render_usage(usage: Usage) -> dict[str, Any]:
-    return {
+def render_usage(usage: Usage, fill: JSON = None) -> dict[str, Any]:
+    """fill: what was filled; left out where nothing could be."""
+    found: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -27,6 +28,7 @@ def render_usage(usage: Usage) -> dict[str, Any]:
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "lane": usage.lane,
     }
+    return found if fill is None else {**found, "fill": fill}
 
 
 def template(chunk: JSON) -> bytes:

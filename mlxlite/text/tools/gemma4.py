@@ -10,11 +10,12 @@ FunctionGemma writes the same with other sentinels.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlxlite.text.tools.format import Broken, Ended, Markers, Reader, Reading, Refused
 from mlxlite.text.tools.hermes import rest_of_block
 from mlxlite.text.tools.repair import compact, repaired
+from mlxlite.types import JSON
 
 _HEAD = re.compile(r"\s*,?\s*call:\s*([\w.-]+)\s*(?=\{)")
 
@@ -57,7 +58,7 @@ class Gemma4:
         except Ended:
             # Quotes that do not match up may have hidden the closing sentinel.
             segment = yield from rest_of_block(r, start, self._closer)
-        calls = self._calls(segment)
+        calls = self.calls(segment)
         if not calls:
             raise Broken
         if any(name not in r.tools for name, _ in calls):
@@ -67,7 +68,13 @@ class Gemma4:
         if (yield from r.accept(self._closer)):
             r.spend()
 
-    def _calls(self, segment: str) -> list[tuple[str, str]] | None:
+    def calls(
+        self, segment: str, load: Callable[[str], JSON] | None = None
+    ) -> list[tuple[str, str]] | None:
+        """Names and compact arguments of the calls between two sentinels, or None.
+
+        load: reads an object's JSON, raising ValueError; without it what is broken is repaired.
+        """
         calls = []
         at = 0
         while segment[at:].strip():
@@ -75,10 +82,13 @@ class Gemma4:
             if head is None:
                 return None
             text, at = self._object(segment, head.end())
-            found = repaired(text)
-            if found is None:
+            if load is not None:
+                arguments = load(text)
+            elif (found := repaired(text)) is not None:
+                arguments = found[0]
+            else:
                 return None
-            calls.append((head.group(1), compact(found[0])))
+            calls.append((head.group(1), compact(arguments)))
         return calls
 
     def _object(self, segment: str, start: int) -> tuple[str, int]:

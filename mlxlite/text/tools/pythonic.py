@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mlxlite.text.tools.format import Broken, Ended, Markers, Reader, Reading, Refused, Tools
+from mlxlite.text.tools.format import Broken, Ended, Markers, Reader, Reading, Refused
 from mlxlite.text.tools.hermes import rest_of_block
 from mlxlite.text.tools.repair import compact, loads, repaired
 from mlxlite.types import JSON
@@ -110,7 +110,7 @@ def _take_string(r: Reader, quote: str) -> Reading[None]:
 
 
 def _make_calls(r: Reader, text: str) -> None:
-    calls = list_calls(text, r.tools)
+    calls = list_calls(text)
     if not calls:
         raise Broken
     if any(name not in r.tools for name, _ in calls):
@@ -119,8 +119,12 @@ def _make_calls(r: Reader, text: str) -> None:
         r.whole(name, arguments)
 
 
-def list_calls(text: str, tools: Tools) -> list[tuple[str, str]] | None:
-    """Names and compact arguments of the calls in a list, or None if it is no such list."""
+def list_calls(text: str, *, is_strict: bool = False) -> list[tuple[str, str]] | None:
+    """Names and compact arguments of the calls in a list, or None if it is no such list.
+
+    is_strict: no key twice, and no value that has to be guessed at: raises ValueError.
+    """
+    literal = _plain_literal if is_strict else _literal
     text = text.strip()
     if not text.startswith("["):
         return None
@@ -143,8 +147,10 @@ def list_calls(text: str, tools: Tools) -> list[tuple[str, str]] | None:
                 after = _AFTER_VALUE.match(text, end)
                 if after is None or end == key.end():
                     return None
+                if is_strict and key.group(1) in arguments:
+                    return None
                 value = text[key.end() : end].strip()
-                arguments[key.group(1)] = _literal(value)
+                arguments[key.group(1)] = literal(value)
                 at = after.end()
                 if after.group(1) == ")":
                     break
@@ -180,3 +186,15 @@ def _literal(text: str) -> JSON:
     except ValueError:
         found = repaired(f'{{"v":{text}}}', may_close=False)
         return found[0]["v"] if found and "v" in found[0] else text
+
+
+_CONSTANTS = {"True": True, "False": False, "None": None}
+_PLAIN_STRING = re.compile(r"'([^'\\]*)'")
+
+
+def _plain_literal(text: str) -> JSON:
+    """JSON, a constant of Python or a string without escapes. Raises ValueError for the rest."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    plain = _PLAIN_STRING.fullmatch(text)
+    return plain.group(1) if plain else loads(text)

@@ -1,0 +1,84 @@
+"""Renderings to compare: the ids of an answer that was never given (spec 50 sections 4.1, 4.2).
+
+    base        <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n
+    call(…)     what comes after it where the answer is this call: <tool_call>\\n{"name": …
+
+The conversation is a fixed one: what an answer begins with does not depend on what was said before,
+and a short one renders and encodes fast. Of a prompt with many tools only the end is encoded each
+time, from its last special token on, if that gives the same ids.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlxlite.types import JSON
+
+Ids = tuple[int, ...]
+
+CONVERSATION: tuple[dict[str, Any], ...] = ({"role": "user", "content": "Hello there."},)
+
+
+class Probes:
+    """render: (messages, whether to add the generation prompt) -> text. encode: a text -> ids, BOS
+    once. bos_id: what the tokenizer puts ahead, or None. specials: texts of special tokens.
+
+    All methods raise what rendering and encoding raise.
+    """
+
+    def __init__(
+        self,
+        render: Callable[[Sequence[dict[str, Any]], bool], str],
+        encode: Callable[[str], Sequence[int]],
+        bos_id: int | None,
+        specials: Sequence[str] = (),
+        conversation: Sequence[dict[str, Any]] = CONVERSATION,
+    ) -> None:
+        self._render = render
+        self._encode = encode
+        self._conversation = list(conversation)
+        self._call_ids = itertools.count(1)
+        empty = list(encode(""))
+        self._bos_id = bos_id if bos_id is not None and empty == [bos_id] else None
+        self._base_text = render(self._conversation, True)
+        whole = tuple(encode(self._base_text))
+        # The head is left out of both sides of a comparison.
+        self._head = ""
+        self._base = whole
+        cut = max((self._base_text.rfind(text) for text in specials if text), default=-1)
+        if cut > 0:
+            tail = self._encode_suffix(self._base_text[cut:])
+            if tail and whole[-len(tail) :] == tail:
+                self._head, self._base = self._base_text[:cut], tail
+
+    def call(self, name: str, arguments: dict[str, JSON]) -> Ids | None:
+        """The ids of an answer that is one call, or None where they cannot be told apart from the
+        prompt's."""
+        # A new id each time: where a template prints it, it must not look fixed.
+        call_id = f"{next(self._call_ids) * 7919 % 100_003:05d}probe"
+        function = {"name": name, "arguments": arguments}
+        call = {"id": call_id, "type": "function", "function": function}
+        return self._after({"role": "assistant", "content": "", "tool_calls": [call]})
+
+    def content(self, text: str) -> Ids | None:
+        """The same of an answer that is plain text."""
+        return self._after({"role": "assistant", "content": text})
+
+    def _after(self, message: dict[str, Any]) -> Ids | None:
+        text = self._render([*self._conversation, message], False)
+        if text.startswith(self._head):
+            encode = self._encode_suffix if self._head else self._encode
+            ids = tuple(encode(text[len(self._head) :]))
+            if ids[: len(self._base)] == self._base:
+                return ids[len(self._base) :]
+        if text.startswith(self._base_text):
+            # The primer ends with a line end, the answer begins with one: together one token.
+            return self._encode_suffix(text[len(self._base_text) :])
+        return None
+
+    def _encode_suffix(self, text: str) -> Ids:
+        """The ids of a text that is no beginning."""
+        ids = tuple(self._encode(text))
+        return ids[1:] if self._bos_id is not None and ids[:1] == (self._bos_id,) else ids
