@@ -76,8 +76,8 @@ async def deltas(
     _record_end(label, done, metrics)
     (await session.settled()).raise_if_not_completed()
     guide = prepared.spec.guide
-    if isinstance(guide, FillGuide) and not sink.calls:
-        guide.session.note_parse_failure()
+    if isinstance(guide, FillGuide):
+        guide.ended(sink.calls)
     if prepared.limit == 0:
         yield Delta(finish="length", usage=replace(_usage(done, sink), completion_tokens=0))
     else:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,13 @@ class ScriptedEngine:
             verdict = spec.guide.observe(ids)
             assert verdict.keep == len(ids) and (spec.guide.may_steer or not verdict.forced)
             forced.extend(verdict.forced)
+            if (run := verdict.run) is not None and not verdict.stop:
+                # Taken as far as the script has it in the portion at hand.
+                pairs = zip(run.ids, waiting, strict=False)
+                spec.guide.took(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
             return verdict.stop
 
+        waiting: deque[int] = deque()
         assert not ends(())
         portions = list(self.portions) or [()]
         for n, portion in enumerate(portions):

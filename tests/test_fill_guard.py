@@ -142,7 +142,8 @@ def test_a_channel_is_thinking_as_well() -> None:
     row = Row(ids_of("<|tool_call>"), ids_of("call:x"), Kind.SCAFFOLD)
     more: dict[str, Any] = {"family": "gemma4", "thinking": GEMMA}
     assert allows("<|channel>thought\nSum.\n<channel|><|tool_call>", row, **more)
-    assert allows('<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_call>', row, **more)  # fmt: skip
+    call = '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>'
+    assert allows(call + "<|tool_call>", row, **more)
     assert not allows("<|channel>thought\nSum. <|tool_call>", row, **more)
     assert not allows(
         "<|tool_call>call:get_weather{city:Rome}<tool_call|><|tool_call>", row, **more
@@ -201,9 +202,9 @@ def test_it_refuses_to_end_what_is_no_whole_call(text: str) -> None:
     assert not allows(text, CLOSE, family="qwen_xml")
 
 
-@pytest.mark.parametrize("required", [{}, {"get_weather": None}, {"get_weather": []},
-                                      {"get_weather": ["city", "b"]}, {"get_weather": ["b"]}])  # fmt: skip
-def test_it_ends_no_call_whose_only_argument_is_not_the_only_one(required: Any) -> None:
+@pytest.mark.parametrize("names", ["unknown", None, [], ["city", "b"], ["b"]])
+def test_it_ends_no_call_whose_only_argument_is_not_the_only_one(names: Any) -> None:
+    required = {} if names == "unknown" else {"get_weather": names}
     assert not allows(XML_CALL.format("x"), CLOSE, family="qwen_xml", required=required)
 
 

@@ -78,6 +78,8 @@ def test_strict_rows_are_sure_and_tell_their_origin() -> None:
 class Guard:
     """Says what it is told to, and keeps what it saw."""
 
+    is_lost = False
+
     def __init__(self, answer: bool) -> None:
         self.answer = answer
         self.seen: list[int] = []

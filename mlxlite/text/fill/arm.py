@@ -127,8 +127,9 @@ class Fill:
         began = time.perf_counter()
         specials = [self._tokenizer.token_text(token) for token in self._tokenizer.special_ids]
         facts = [ToolFacts.of(tool) for tool in ask.tools]
+        thought = self._thinking.opening.strip()
         plan = compile_plan(
-            lambda: Probes(render, self._encode, self._tokenizer.bos_id, specials),
+            lambda: Probes(render, self._encode, self._tokenizer.bos_id, specials, thought),
             facts,
             self._tokenizer.bytes_of,
             self._markup,

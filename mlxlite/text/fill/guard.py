@@ -64,17 +64,25 @@ class Guard:
         self._sound = 0
         self._thinks = starts_open
         self._may_think = True
-        self._is_lost = False  # nothing that comes can mend it
+        self._has_begun = False  # with a call
+        self._searched = 0  # how far the end of the thinking was looked for
+        self.is_lost = False
+        """Nothing that comes can make it allow anything: the answer is prose, most often."""
 
     def observe(self, ids: Iterable[int]) -> None:
         for token_id in ids:
             self._count += 1
-            if self._count <= MOST_TOKENS:
-                self._seen += self._spell(token_id)
+            self._seen += self._spell(token_id)
+        if self._count > MOST_TOKENS:
+            self.is_lost = True
+            self._seen.clear()
+            self._sound = 0
+        elif not self._has_begun and not self.is_lost:
+            self._look_at_beginning()
 
     def allows(self, row: Row) -> bool:
         """Asked when the ids of the row's trigger were the last ones."""
-        if self._is_lost or self._count > MOST_TOKENS:
+        if self.is_lost:
             return False
         text = self._open_call()
         if text is None or text.count(self._markup.opener) != 1:
@@ -86,6 +94,22 @@ class Guard:
         trigger = self._text(row.trigger)
         at = trigger.find(self._markup.opener)
         return at >= 0 and text == trigger[at:]
+
+    def _look_at_beginning(self) -> None:
+        """Whether the answer begins with a call, thinking aside; looked at until that is known."""
+        if self._thinks:
+            closing = self._tags[1].encode()
+            start = max(self._sound, self._searched - len(closing))
+            self._searched = len(self._seen)
+            if self._seen.find(closing, start) < 0:
+                return
+        if not self._pass_thinking():
+            return
+        rest, opener = self._rest(), self._markup.opener.encode()
+        self._has_begun = rest.startswith(opener)
+        beginnings = (opener, self._tags[0].encode()) if self._may_think else (opener,)
+        if not self._has_begun and not any(text.startswith(rest) for text in beginnings):
+            self.is_lost = True
 
     def _text(self, ids: Iterable[int]) -> str:
         return _decoded(b"".join(map(self._spell, ids)))
@@ -105,7 +129,7 @@ class Guard:
                 return _decoded(rest)
             end += len(closer)
             if self._markup.parse(_decoded(rest[:end]), self._tools) is None:
-                self._is_lost = True
+                self.is_lost = True
                 return None
             self._sound += end
             self._may_think = False
@@ -126,7 +150,7 @@ class Guard:
             if end < 0:
                 return False
             if not is_closed_reasoning(_decoded(rest[:end]), self._tags[0]):
-                self._is_lost = True
+                self.is_lost = True
                 return False
             self._sound += end + len(closing)
             self._thinks = False

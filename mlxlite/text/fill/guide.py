@@ -22,9 +22,10 @@ from mlxlite.types import Run, Verdict
 class FillGuide:
     """text: what is decided on text besides, or None if nothing is. limit: most tokens of the
     answer. trace: None without; with one, ids that come otherwise than they were taken are a fault.
-    """
 
-    may_steer = True  # what is known to follow a token is told before the next one is drawn
+    It steers: what is known to follow a token is told before the next one is drawn. But it gives
+    the engine its step of lead back once nothing can be proposed any more, as in prose.
+    """
 
     def __init__(
         self, text: TextGuide | None, session: Session, limit: int, trace: Trace | None = None
@@ -33,6 +34,7 @@ class FillGuide:
         self._text = text
         self._limit = limit
         self._trace = trace
+        self.may_steer = True
         self._seen = 0  # ids of the answer
         self._open: Proposal | None = None  # told, and not yet answered by `took`
         self._taken: deque[int] = deque()  # ids of a run that have not come yet
@@ -59,6 +61,8 @@ class FillGuide:
             if verdict.forced:
                 return self._decided(Verdict(n, forced=verdict.forced))
         run = None
+        if self.may_steer and self.session.is_over:
+            self.may_steer = self._text is not None and self._text.may_steer
         if self._open is not None:
             run = Run(self._open.ids, is_sure=self._open.policy is Policy.ASSERT)
         return Verdict(len(ids), run=run)
@@ -72,6 +76,12 @@ class FillGuide:
             self._record = Record(proposal, self._seen, count)
             if proposal.policy is Policy.ASSERT or count == len(proposal.ids):
                 self._end_record()
+
+    def ended(self, calls: int) -> None:
+        """The row is over, and so many calls came of it. Not on the engine's thread."""
+        self._end_record()
+        if not calls:
+            self.session.note_parse_failure()
 
     def _take(self, token: int, budget: int) -> None:
         """Tells the session of a token, by where it came from."""

@@ -24,6 +24,7 @@ CONVERSATION: tuple[dict[str, Any], ...] = ({"role": "user", "content": "Hello t
 class Probes:
     """render: (messages, whether to add the generation prompt) -> text. encode: a text -> ids, BOS
     once. bos_id: what the tokenizer puts ahead, or None. specials: texts of special tokens.
+    thought: what opens the model's thinking.
 
     All methods raise what rendering and encoding raise.
     """
@@ -34,6 +35,7 @@ class Probes:
         encode: Callable[[str], Sequence[int]],
         bos_id: int | None,
         specials: Sequence[str] = (),
+        thought: str = "",
         conversation: Sequence[dict[str, Any]] = CONVERSATION,
     ) -> None:
         self._render = render
@@ -44,6 +46,10 @@ class Probes:
         self._bos_id = bos_id if bos_id is not None and empty == [bos_id] else None
         self._base_text = render(self._conversation, True)
         whole = tuple(encode(self._base_text))
+        # Many templates open a thought in the prompt and print none in an answer.
+        bare = self._base_text.rstrip()
+        opens = bool(thought) and bare.endswith(thought)
+        self._unopened = bare.removesuffix(thought) if opens else self._base_text
         # The head is left out of both sides of a comparison.
         self._head = ""
         self._base = whole
@@ -73,9 +79,10 @@ class Probes:
             ids = tuple(encode(text[len(self._head) :]))
             if ids[: len(self._base)] == self._base:
                 return ids[len(self._base) :]
-        if text.startswith(self._base_text):
-            # The primer ends with a line end, the answer begins with one: together one token.
-            return self._encode_suffix(text[len(self._base_text) :])
+        # The primer may end with a line end and the answer begin with one: together one token.
+        for start in (self._base_text, self._unopened):
+            if text.startswith(start):
+                return self._encode_suffix(text[len(start) :])
         return None
 
     def _encode_suffix(self, text: str) -> Ids:

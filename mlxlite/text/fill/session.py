@@ -34,6 +34,10 @@ from mlxlite.types import JSON
 class Consent(Protocol):
     """What a session asks of its guard."""
 
+    @property
+    def is_lost(self) -> bool:
+        """It will allow nothing any more."""
+
     def observe(self, ids: Sequence[int]) -> None: ...
 
     def allows(self, row: Row) -> bool: ...
@@ -89,16 +93,24 @@ class StrictSource:
         self.window_needed = max((len(row.trigger) for row in rows), default=0)
         self.is_disabled = False
         self._guard = guard
+        self._all_need_context = all(row.requires_context for row in rows)
         self._by_last: dict[int, list[Row]] = {}
         for row in sorted(rows, key=lambda row: -len(row.trigger)):  # stable: then the plan's order
             self._by_last.setdefault(row.trigger[-1], []).append(row)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no row can fire any more."""
+        if self.is_disabled or not self._by_last:
+            return True
+        return self._all_need_context and (self._guard is None or self._guard.is_lost)
 
     def observe(self, ids: Sequence[int]) -> None:
         """The history is the session's, and enough."""
 
     def propose(self, view: View) -> Proposal | None:
         last = view.tail(1)
-        if self.is_disabled or not last:
+        if self.is_over or not last:
             return None
         for row in self._by_last.get(last[0], ()):
             if view.tail(len(row.trigger)) == row.trigger and self._may_fire(row):
@@ -135,6 +147,11 @@ class Session:
         window = max(source.window_needed for source in self._sources)
         self._view = _History(prompt_ids, window)
         self._open: Proposal | None = None  # returned and not committed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be proposed any more."""
+        return len(self._sources) == 1 and self._strict.is_over
 
     def push(self, token: int, budget: float = UNLIMITED) -> Proposal | None:
         """A drawn token came. budget: tokens that may still follow it. What is returned must be
