@@ -389,12 +389,7 @@ class Preparation:
         is known to come (spec 50)."""
         fill: MakeGuide | None = None
         if form.grammar is None and form.calls is None and form.ask.tools:
-            fill = self._fill.arm(
-                form.ask,
-                self.template_options(form.ask),
-                prompt.ids,
-                opens_thinking=prompt.opens_thinking,
-            )
+            fill = self._fill.arm(form.ask, self.template_options(form.ask), prompt.ids)
 
         def make() -> Guide | None:
             guide = self._guide(form, prompt, make_sink)

@@ -1,9 +1,10 @@
 """What tests of fill share: a tokenizer that merges over markup, templates of the three shapes of
-`<tool_call>`, and compiled plans."""
+`<tool_call>`, compiled plans, and an engine that takes runs in every way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
@@ -15,7 +16,7 @@ from mlxlite.text.fill.probes import Probes
 from mlxlite.text.template import ChatTemplate
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.text.tools.strict import Markup, markup_of
-from mlxlite.types import JSON
+from mlxlite.types import JSON, Guide, Run, Verdict
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = (
@@ -72,6 +73,7 @@ def tokenizer(**made: Any) -> Tokenizer:
 
 
 TOKENIZER = tokenizer()
+(EOS,) = TOKENIZER.eos_ids
 
 _HEAD = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
@@ -158,3 +160,57 @@ def row_of(plan: StrictPlan, kind: Kind) -> Row:
 
 def ids_of(text: str, made: Tokenizer = TOKENIZER) -> tuple[int, ...]:
     return tuple(made.encode(text, add_special_tokens=False))
+
+
+@dataclass
+class Engine:
+    """Writes a script, and keeps to the protocol of guides. take: how many ids of a run; by default
+    all that are sure, and of the others those that the script agrees with."""
+
+    script: Sequence[int]
+    take: Callable[[Run, int], int] = lambda run, agreed: len(run.ids) if run.is_sure else agreed
+    most: int = 10_000
+    ids: list[int] = field(default_factory=list)
+    runs: list[tuple[Run, int]] = field(default_factory=list)
+    draws: int = 0
+    is_stopped: bool = False
+
+    def run(self, guide: Guide) -> list[int]:
+        self._obey(guide, guide.observe(()))
+        while not self.is_stopped and len(self.ids) < min(self.most, len(self.script)):
+            token = self.script[len(self.ids)]
+            self.draws += 1
+            if token == EOS:
+                break
+            self._give(guide, token)
+        return self.ids
+
+    def _give(self, guide: Guide, token: int) -> None:
+        self.ids.append(token)
+        self._obey(guide, guide.observe((token,)))
+
+    def _obey(self, guide: Guide, verdict: Verdict) -> None:
+        if verdict.stop:
+            del self.ids[len(self.ids) - 1 + verdict.keep :]
+            self.is_stopped = True
+            return
+        for token in verdict.forced:
+            self._give(guide, token)
+        if (run := verdict.run) is None:
+            return
+        assert guide.may_steer and not verdict.forced and len(run.ids) >= 2 and EOS not in run.ids
+        assert len(self.ids) + len(run.ids) <= self.most, "over the budget"
+        rest = list(self.script[len(self.ids) :])
+        pairs = zip(run.ids, rest, strict=False)
+        agreed = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(run.ids), len(rest)))
+        count = self.take(run, agreed)
+        self.runs.append((run, count))
+        guide.took(count)
+        for token in run.ids[:count]:
+            if self.is_stopped:
+                return
+            self.ids.append(token)
+            inner = guide.observe((token,))
+            assert inner.run is None or token is run.ids[count - 1], "one at a time"
+            assert inner.run is None, "the next token is drawn first"
+            self._obey(guide, inner)

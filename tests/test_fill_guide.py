@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,69 +12,13 @@ import pytest
 from mlxlite.prepare import Preparation
 from mlxlite.text.fill.guide import FillGuide
 from mlxlite.text.fill.trace import Trace
-from mlxlite.types import Guide, Run, Verdict
+from mlxlite.types import Verdict
 from tests import prepared
-from tests.filling import DOCS, HERMES, TOKENIZER, WEATHER, XML, ids_of
+from tests.filling import DOCS, EOS, HERMES, TOKENIZER, WEATHER, XML, Engine, ids_of
 
-EOS = TOKENIZER.token_id("<|im_end|>")
-assert EOS is not None
 HEAD = "\n<function=get_weather><parameter=city>\n"
 CITY = f"<tool_call>{HEAD}{{}}\n</parameter>\n</function>\n</tool_call>"
 TWO = CITY.format("Rome") + "\n" + CITY.format("Oslo")
-
-
-@dataclass
-class Engine:
-    """Writes a script, and keeps to the protocol of guides. take: how many ids of a run; by default
-    all that are sure, and of the others those that the script agrees with."""
-
-    script: Sequence[int]
-    take: Callable[[Run, int], int] = lambda run, agreed: len(run.ids) if run.is_sure else agreed
-    most: int = 10_000
-    ids: list[int] = field(default_factory=list)
-    runs: list[tuple[Run, int]] = field(default_factory=list)
-    draws: int = 0
-    is_stopped: bool = False
-
-    def run(self, guide: Guide) -> list[int]:
-        self._obey(guide, guide.observe(()))
-        while not self.is_stopped and len(self.ids) < min(self.most, len(self.script)):
-            token = self.script[len(self.ids)]
-            self.draws += 1
-            if token == EOS:
-                break
-            self._give(guide, token)
-        return self.ids
-
-    def _give(self, guide: Guide, token: int) -> None:
-        self.ids.append(token)
-        self._obey(guide, guide.observe((token,)))
-
-    def _obey(self, guide: Guide, verdict: Verdict) -> None:
-        if verdict.stop:
-            del self.ids[len(self.ids) - 1 + verdict.keep :]
-            self.is_stopped = True
-            return
-        for token in verdict.forced:
-            self._give(guide, token)
-        if (run := verdict.run) is None:
-            return
-        assert guide.may_steer and not verdict.forced and len(run.ids) >= 2 and EOS not in run.ids
-        assert len(self.ids) + len(run.ids) <= self.most, "over the budget"
-        rest = list(self.script[len(self.ids) :])
-        pairs = zip(run.ids, rest, strict=False)
-        agreed = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(run.ids), len(rest)))
-        count = self.take(run, agreed)
-        self.runs.append((run, count))
-        guide.took(count)
-        for token in run.ids[:count]:
-            if self.is_stopped:
-                return
-            self.ids.append(token)
-            inner = guide.observe((token,))
-            assert inner.run is None or token is run.ids[count - 1], "one at a time"
-            assert inner.run is None, "the next token is drawn first"
-            self._obey(guide, inner)
 
 
 def preparation(template: str = XML, **flags: Any) -> Preparation:
@@ -95,7 +37,7 @@ def guide_of(made: Preparation, **fields: Any) -> FillGuide:
 
 
 def written(text: str) -> list[int]:
-    return [*ids_of(text), EOS or 0]
+    return [*ids_of(text), EOS]
 
 
 # ------------------------------------------------------------------------------ what it takes

@@ -116,6 +116,8 @@ def test_families_whose_calls_cannot_be_told_are_not_filled() -> None:
     llama = HERMES.replace("<tool_call>\n", "").replace("\n</tool_call>", "")
     llama += "{# <|start_header_id|> parameters #}"
     assert not is_filled(made(llama)) and is_filled(made(llama, fill="echo"))
+    bare = HERMES.replace("<tool_call>\n", "").replace("\n</tool_call>", "")
+    assert not is_filled(made(bare), tools=(WEATHER, DOCS)), "rows, but none that the guard allows"
 
 
 def test_ids_that_the_model_does_not_have_are_not_put_in() -> None:

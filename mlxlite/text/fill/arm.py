@@ -18,7 +18,7 @@ from mlxlite.text.channels import THINK_TAGS, Thinking
 from mlxlite.text.fill.compiler import ToolFacts, compile_plan
 from mlxlite.text.fill.guard import Guard
 from mlxlite.text.fill.guide import FillGuide
-from mlxlite.text.fill.plan import EMPTY, EchoConfig, FillPlan, StrictPlan
+from mlxlite.text.fill.plan import EMPTY, EchoConfig, FillPlan, Kind, StrictPlan
 from mlxlite.text.fill.plans import Plans, plan_key
 from mlxlite.text.fill.probes import Probes
 from mlxlite.text.fill.session import Session
@@ -69,13 +69,10 @@ class Fill:
         ask: Ask,
         options: Mapping[str, JSON],
         prompt_ids: Sequence[int],
-        *,
-        opens_thinking: bool,
     ) -> MakeGuide | None:
         """What makes the guides of a request's rows; None: they are not filled.
 
-        options: of the template. opens_thinking: the prompt ends in a thought. The
-        first request with these tools waits for their rows.
+        options: of the template. The first request with these tools waits for their rows.
         """
         settings = self._settings
         if settings.fill == "off" or not ask.tools or _is_refused(ask):
@@ -88,7 +85,7 @@ class Fill:
             return None
         plan = FillPlan(strict, echo, self._tokenizer.eos_ids, settings.fill_max_span)
         end = self._tokenizer.decode(prompt_ids[-_TAIL_TOKENS:], keep_special=True).rstrip()
-        starts_open = opens_thinking or end.endswith(self._thinking.opening.strip())
+        starts_open = end.endswith(self._thinking.opening.strip())
 
         def make(text: TextGuide | None, limit: int) -> FillGuide:
             guard = self._guard(ask.tools, starts_open) if strict.rows else None
@@ -134,6 +131,15 @@ class Fill:
             self._tokenizer.bytes_of,
             self._markup,
         )
+        # Without the marker in its trigger the guard allows no row but a close.
+        opener = self._markup.opener
+        rows = [
+            row
+            for row in plan.rows
+            if row.kind is Kind.CLOSE
+            or opener in self._tokenizer.decode(row.trigger, keep_special=True)
+        ]
+        plan = StrictPlan(tuple(rows), plan.delimiters)
         log.debug(
             "fill: %d rows for %d tools, %.0f ms",
             len(plan.rows),
