@@ -231,7 +231,7 @@ class Settings:
         env="MLXLITE_FILL_APPEND_CHUNK_SIZE",
         parse=int,
         low=0,
-        high=100_000_000,
+        high=100_000,
     )
     fill_trace: str | None = _knob(
         None,

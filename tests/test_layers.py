@@ -175,6 +175,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "bench/inside",
             "bench/cost",
             "bench/crowd",
+            "bench/filled",
             "bench/inner",
             "bench/weights",
             "bench/client",

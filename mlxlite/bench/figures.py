@@ -203,4 +203,5 @@ INSIDE: tuple[tuple[str, str, float, bool, str], ...] = (
     ("insert of one", "insert_ms", 2.0, False, " ms"),
     ("decode step through the server to the bare loop's", "decode_share", 97.0, True, " %"),
     ("scheduler and bookkeeping at 16 rows", "bookkeeping_share", 3.0, False, " % of a step"),
+    ("two calls in a turn: decode steps saved by fill", "fill_steps_saved", 35.0, True, " %"),
 )

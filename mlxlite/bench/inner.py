@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from mlxlite.bench import cost, crowd
+from mlxlite.bench import cost, crowd, filled
 from mlxlite.config import Settings
 from mlxlite.engine.jobs import Jobs
 from mlxlite.engine.loop import Counters, Loop, WorkerOptions
@@ -40,6 +40,9 @@ def measure(
     say(f"inside: {tax}")
     found["decode_share"] = 100 * tax.step_share
     found.update(bookkeeping(settings, model))
+    calls = filled.measure(settings, model)
+    say(f"inside: {calls}")
+    found["fill_steps_saved"] = 100 * calls.share if calls.is_same else 0.0
     for surface, seconds in cost.measure(settings, model).items():
         found[f"{surface}_us_a_token"] = seconds * 1e6
     return {name: round(value, 4) for name, value in found.items()}

@@ -11,6 +11,7 @@
     channels     finds a model's thinking in it
     sink         all of these in a row: ids -> what a client sees
     guides       the same between two steps of the engine
+    fill/        what is known of a call before it is written
 
 Files import only files above them in this list.
 """
