@@ -87,6 +87,7 @@ def test_targets() -> None:
         "insert of one": None,
         "decode step through the server to the bare loop's": False,
         "scheduler and bookkeeping at 16 rows": None,
+        "two calls in a turn: decode steps saved by fill": None,
     }
 
 

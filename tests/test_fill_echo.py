@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mlxlite.text.fill.echo import EchoSource
+from mlxlite.text.fill.echo import EchoSource, PromptIndex
 from mlxlite.text.fill.plan import UNLIMITED, EchoConfig, Origin, Policy, Proposal
 
 
@@ -35,7 +35,8 @@ def proposed(
 ) -> Proposal | None:
     """What is proposed after a sequence whose first `prompt` ids were there from the start."""
     config = EchoConfig(k, candidates, index_max)
-    source = EchoSource(config, frozenset(delimiters), max_span, ids[:prompt])
+    indexed = PromptIndex(ids[:prompt], k, index_max)
+    source = EchoSource(config, frozenset(delimiters), max_span, indexed)
     for token in ids[prompt:]:
         source.observe((token,))
     return source.propose(Whole(ids))
@@ -122,12 +123,24 @@ def test_running_out_is_no_fork() -> None:
 def test_a_frozen_index_still_finds_what_it_holds() -> None:
     ids = [1, 2, 3, 4, *range(10, 30), 1, 2]
     assert ids_of(proposed(ids, index_max=6)) == (3, 4, 10, 11)
-    source = EchoSource(EchoConfig(2, 24, 6), frozenset(), 32, ids[:4])
+    source = EchoSource(EchoConfig(2, 24, 6), frozenset(), 32, PromptIndex(ids[:4], 2, 6))
     assert not source.index.is_frozen
     source.observe(ids[4:])
-    assert source.index.is_frozen and source.index.ids == ids[:6]
+    assert source.index.is_frozen and list(source.index) == ids[:6]
     source.observe((7,))
-    assert source.index.ids == ids[:6]
+    assert list(source.index) == ids[:6]
+    whole = EchoSource(EchoConfig(2, 24, 6), frozenset(), 32, PromptIndex(ids, 2, 6))
+    assert whole.index.is_frozen and list(whole.index) == ids[:6]
+
+
+def test_rows_share_a_prompt_and_nothing_else() -> None:
+    prompt = PromptIndex([1, 2, 3, 4], 2, 100)
+    first, second = (EchoSource(EchoConfig(2), frozenset(), 32, prompt) for _ in range(2))
+    first.observe([1, 2, 9, 9, 1, 2])
+    second.observe([1, 2])
+    assert ids_of(first.propose(Whole([1, 2]))) is None, "3 and 9"
+    assert ids_of(second.propose(Whole([1, 2]))) == (3, 4, 1, 2)
+    assert list(second.index) == [1, 2, 3, 4, 1, 2] and prompt.ids == (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -148,4 +161,4 @@ def test_what_is_sure(ids: list[int], policy: Policy) -> None:
 
 
 def test_the_window_is_the_anchor() -> None:
-    assert EchoSource(EchoConfig(k=5), frozenset(), 32, ()).window_needed == 5
+    assert EchoSource(EchoConfig(k=5), frozenset(), 32, PromptIndex((), 5, 9)).window_needed == 5

@@ -212,6 +212,7 @@ def test_in_prose_the_engine_gets_its_lead_back(text: str, steers: bool) -> None
     for more, expected in (
         ({}, steers),
         ({"fill": "echo"}, True),
+        ({"fill": "echo", "fields": {"thinking_budget": 500}}, True),
         ({"fields": {"thinking_budget": 500}}, True),
         ({"fields": {"stop": ("x",)}}, steers),
     ):

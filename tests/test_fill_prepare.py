@@ -112,6 +112,13 @@ def test_strict_without_rows_is_refused_and_echo_is_not() -> None:
     assert not is_filled(made(), tools=many) and is_filled(made(fill="echo"), tools=many)
 
 
+def test_no_echo_leads_across_the_end_of_a_thought_cut_short() -> None:
+    """What is forced in the middle of a run could not be put into a cache that has its end."""
+    plain = tiny.TEMPLATE + "{# tools <think> #}"
+    assert is_filled(made(plain, fill="echo"))
+    assert not is_filled(made(plain, fill="echo"), thinking_budget=100)
+
+
 def test_families_whose_calls_cannot_be_told_are_not_filled() -> None:
     llama = HERMES.replace("<tool_call>\n", "").replace("\n</tool_call>", "")
     llama += "{# <|start_header_id|> parameters #}"

@@ -66,7 +66,7 @@ def test_two_calls(settings: config.Settings, worker: Worker) -> None:
 def test_prose(settings: config.Settings, worker: Worker) -> None:
     """A model that calls nothing is not made to."""
     plain, strict = both(settings, worker, PROSE, "strict")
-    assert strict.ids == plain.ids and strict.steps == plain.steps
+    assert strict.ids == plain.ids and strict.steps <= plain.steps
     assert strict.fill is not None and strict.fill["events"] == 0
 
 

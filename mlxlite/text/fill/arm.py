@@ -16,6 +16,7 @@ from typing import Any
 from mlxlite.config import Settings
 from mlxlite.text.channels import THINK_TAGS, Thinking
 from mlxlite.text.fill.compiler import ToolFacts, compile_plan
+from mlxlite.text.fill.echo import PromptIndex
 from mlxlite.text.fill.guard import Guard
 from mlxlite.text.fill.guide import FillGuide
 from mlxlite.text.fill.plan import EMPTY, EchoConfig, FillPlan, Kind, StrictPlan
@@ -78,9 +79,11 @@ class Fill:
         if settings.fill == "off" or not ask.tools or _is_refused(ask):
             return None
         strict = self._plan(ask, options)
-        echo = None
-        if settings.fill == "echo":
+        echo = indexed = None
+        # Where a thought may be cut short, no run may lead across that point.
+        if settings.fill == "echo" and ask.thinking_budget is None:
             echo = EchoConfig(settings.fill_k, settings.fill_candidates, settings.fill_index_max)
+            indexed = PromptIndex(prompt_ids, echo.k, echo.index_max)
         elif not strict.rows:
             return None
         plan = FillPlan(strict, echo, self._tokenizer.eos_ids, settings.fill_max_span)
@@ -89,7 +92,8 @@ class Fill:
 
         def make(text: TextGuide | None, limit: int) -> FillGuide:
             guard = self._guard(ask.tools, starts_open) if strict.rows else None
-            return FillGuide(text, Session(plan, prompt_ids, guard), limit, self._trace)
+            session = Session(plan, prompt_ids, guard, indexed=indexed)
+            return FillGuide(text, session, limit, self._trace)
 
         return make
 

@@ -4,7 +4,8 @@
                                         app.py"   what followed them there, as far as all agree
 
 The index holds the whole sequence, prompt and answer, and for each k-gram the chain of its places.
-It is built once from the prompt, in the prepare pool, and grows by a token at a time.
+That of the prompt is built once, in the prepare pool, and shared by the rows of a request; each
+row's own grows by a token at a time.
 """
 
 from __future__ import annotations
@@ -24,45 +25,75 @@ from mlxlite.text.fill.plan import (
 _NOWHERE = -1
 
 
-class EchoIndex:
-    """The places of every k-gram. is_frozen: it is full, and stays as it is."""
+class PromptIndex:
+    """The places of every k-gram of a prompt; immutable. most: ids that are looked at."""
 
-    def __init__(self, k: int, most: int) -> None:
-        self.ids: list[int] = []
-        self.is_frozen = False
-        self._k = k
-        self._most = most
+    def __init__(self, ids: Sequence[int], k: int, most: int) -> None:
+        self.ids = tuple(ids[:most])
+        self.k = k
+        self.most = most
         # The latest place by the gram's hash, and from each place the one before: a list for each
         # gram would take 300 bytes a token, this takes a third of it.
-        self._latest: dict[int, int] = {}
-        self._before = array("q")
-
-    def extend(self, ids: Sequence[int]) -> None:
-        ids = ids[: self._most - len(self.ids)]
-        start = max(len(self.ids) - self._k + 1, 0)
-        self.ids.extend(ids)
-        k, all_ids, latest, before = self._k, self.ids, self._latest, self._before
-        for at in range(start, len(all_ids) - k + 1):
-            key = hash(tuple(all_ids[at : at + k]))
+        self.latest: dict[int, int] = {}
+        self.before = array("q")
+        latest, before, all_ids = self.latest, self.before, self.ids
+        for at in range(len(all_ids) - k + 1):
+            key = hash(all_ids[at : at + k])
             before.append(latest.get(key, _NOWHERE))
             latest[key] = at
-        self.is_frozen = len(self.ids) >= self._most
 
-    def places(self, gram: Sequence[int], most: int) -> list[int]:
+
+class EchoIndex:
+    """A prompt's places and those of the answer to it. is_frozen: it is full, and stays as it
+    is."""
+
+    def __init__(self, prompt: PromptIndex) -> None:
+        self._prompt = prompt
+        self._start = len(prompt.ids)
+        self._own: list[int] = []
+        self._latest: dict[int, int] = {}
+        self._before = array("q")  # of the places from the end of the prompt's on
+        self.is_frozen = self._start >= prompt.most
+
+    def __len__(self) -> int:
+        return self._start + len(self._own)
+
+    def __getitem__(self, at: int) -> int:
+        return self._prompt.ids[at] if at < self._start else self._own[at - self._start]
+
+    def append(self, token: int) -> None:
+        if self.is_frozen:
+            return
+        self._own.append(token)
+        self.is_frozen = len(self) >= self._prompt.most
+        at = len(self) - self._prompt.k
+        if at >= 0:
+            key = hash(self._gram(at))
+            latest = self._latest.get(key, self._prompt.latest.get(key, _NOWHERE))
+            self._before.append(latest)
+            self._latest[key] = at
+
+    def places(self, gram: tuple[int, ...], most: int) -> list[int]:
         """Where a gram stands with a token after it; the latest places first."""
-        wanted = list(gram)
+        key, k, length = hash(gram), self._prompt.k, len(self)
+        at = self._latest.get(key, self._prompt.latest.get(key, _NOWHERE))
         found: list[int] = []
-        at = self._latest.get(hash(tuple(gram)), _NOWHERE)
+        of_prompt = len(self._prompt.before)
         while at != _NOWHERE and len(found) < most:
             # Compared: two grams may have one hash.
-            if at + self._k < len(self.ids) and self.ids[at : at + self._k] == wanted:
+            if at + k < length and self._gram(at) == gram:
                 found.append(at)
-            at = self._before[at]
+            at = self._prompt.before[at] if at < of_prompt else self._before[at - of_prompt]
         return found
+
+    def _gram(self, at: int) -> tuple[int, ...]:
+        end, start = at + self._prompt.k, self._start
+        own = self._own[max(at - start, 0) : max(end - start, 0)]
+        return (*self._prompt.ids[at:end], *own)
 
 
 class EchoSource:
-    """See the module. prompt_ids are indexed at once."""
+    """See the module. prompt: of the request."""
 
     name = "echo"
 
@@ -71,39 +102,38 @@ class EchoSource:
         config: EchoConfig,
         delimiters: frozenset[int],
         max_span: int,
-        prompt_ids: Sequence[int],
+        prompt: PromptIndex,
     ) -> None:
         self.window_needed = config.k
-        self.index = EchoIndex(config.k, config.index_max)
-        self.index.extend(prompt_ids)
+        self.index = EchoIndex(prompt)
         self._config = config
         self._delimiters = delimiters
         self._max_span = max_span
 
     def observe(self, ids: Sequence[int]) -> None:
-        if not self.index.is_frozen:
-            self.index.extend(ids)
+        for token in ids:
+            self.index.append(token)
 
     def propose(self, view: View) -> Proposal | None:
         k = self._config.k
         gram = view.tail(k)
         if len(gram) < k:
             return None
-        all_ids = self.index.ids
-        live = [at + k for at in self.index.places(gram, self._config.candidates)]
+        index = self.index
+        live = [at + k for at in index.places(gram, self._config.candidates)]
         found: list[int] = []
         agreed = 0
         is_forked = False
         while live and len(found) < self._max_span:
-            token = all_ids[live[0]]
-            if any(all_ids[at] != token for at in live):
+            token = index[live[0]]
+            if any(index[at] != token for at in live):
                 is_forked = True
                 break
             found.append(token)
             agreed = len(live)
             if token in self._delimiters:
                 break
-            live = [at + 1 for at in live if at + 1 < len(all_ids)]
+            live = [at + 1 for at in live if at + 1 < len(index)]
         if len(found) < FEWEST:
             return None
         # A single earlier place would replay whatever followed it, a tool's result among it.

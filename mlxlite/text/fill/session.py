@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
-from mlxlite.text.fill.echo import EchoSource
+from mlxlite.text.fill.echo import EchoSource, PromptIndex
 from mlxlite.text.fill.plan import (
     FEWEST,
     UNLIMITED,
@@ -124,7 +124,8 @@ class StrictSource:
 
 
 class Session:
-    """See the module. guard: fresh, of this answer. extras: sources asked after all others."""
+    """See the module. guard: fresh, of this answer. extras: sources asked after all others.
+    indexed: the prompt, where echo looks; made here if other rows have no use for it."""
 
     def __init__(
         self,
@@ -132,6 +133,7 @@ class Session:
         prompt_ids: Sequence[int],
         guard: Consent | None = None,
         extras: Sequence[Source] = (),
+        indexed: PromptIndex | None = None,
     ) -> None:
         self.counters = Counters()
         self._eos_ids = plan.eos_ids
@@ -140,9 +142,9 @@ class Session:
         self._guard = guard
         self._strict = StrictSource(plan.strict, guard)
         self._sources: list[Source] = [self._strict]
-        if plan.echo is not None:
-            echo = EchoSource(plan.echo, self._delimiters, plan.max_span, prompt_ids)
-            self._sources.append(echo)
+        if (echo := plan.echo) is not None:
+            prompt = indexed or PromptIndex(prompt_ids, echo.k, echo.index_max)
+            self._sources.append(EchoSource(echo, self._delimiters, plan.max_span, prompt))
         self._sources += extras
         window = max(source.window_needed for source in self._sources)
         self._view = _History(prompt_ids, window)
