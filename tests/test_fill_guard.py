@@ -175,6 +175,57 @@ def test_it_does_not_look_at_what_is_settled_again() -> None:
     assert counted == 49 * len(CALL)
 
 
+def plain_rules(text: str, row: Row, starts_open: bool) -> bool:
+    """The rules for the beginning of a call, in their order, on the whole text."""
+    for is_open in (starts_open, None):
+        text = text.lstrip()
+        if is_open is None:
+            if not text.startswith("<think>"):
+                continue
+            text = text.removeprefix("<think>")
+        elif not is_open:
+            continue
+        thought, closing, text = text.partition("</think>")
+        if not closing or not is_closed_reasoning(thought, "<think>"):
+            return False
+    while True:
+        text = text.lstrip()
+        if not text.startswith("<tool_call>"):
+            return False
+        block, closing, rest = text.partition("</tool_call>")
+        if not closing:
+            break
+        if markup("hermes").parse(block + closing, TOOLS) is None:
+            return False
+        text = rest
+    trigger = TOKENIZER.decode(row.trigger)
+    return text.count("<tool_call>") == 1 and text == trigger[trigger.index("<tool_call>") :]
+
+
+def test_it_equals_the_plain_rules() -> None:
+    parts = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, CALL, "\n", " ", "a"]
+    parts += ["it's", '"q"', "\n```\n", '\n{"name": "get', "<", "<think", "<think>a</think>"]
+    draws = random.Random(11)
+    counts = {True: 0, False: 0}
+    for _ in range(4000):
+        text = "".join(draws.choices(parts, k=draws.randint(0, 5)))
+        row = draws.choice((SCAFFOLD, NAME))
+        text += TOKENIZER.decode(row.trigger) if draws.random() < 0.8 else ""
+        starts_open = draws.random() < 0.4
+        made = make(starts_open=starts_open)
+        ids = ids_of(text)
+        for at, token in enumerate(ids):
+            made.observe((token,))
+            if draws.random() < 0.3:
+                so_far = TOKENIZER.decode(ids[: at + 1])
+                assert made.allows(row) is plain_rules(so_far, row, starts_open), so_far
+        found = made.allows(row)
+        assert found is plain_rules(text, row, starts_open), (text, starts_open)
+        assert not (found and made.is_lost)
+        counts[found] += 1
+    assert counts[True] > 300
+
+
 # ----------------------------------------------------------------------------- where one ends
 
 XML_CALL = "<tool_call>\n<function=get_weather><parameter=city>\n{}\n</parameter>"
