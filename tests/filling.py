@@ -206,11 +206,10 @@ class Engine:
         count = self.take(run, agreed)
         self.runs.append((run, count))
         guide.took(count)
-        for token in run.ids[:count]:
+        for n, token in enumerate(run.ids[:count], 1):
             if self.is_stopped:
                 return
             self.ids.append(token)
             inner = guide.observe((token,))
-            assert inner.run is None or token is run.ids[count - 1], "one at a time"
-            assert inner.run is None, "the next token is drawn first"
+            assert inner.run is None or n == count, "not another one meanwhile"
             self._obey(guide, inner)

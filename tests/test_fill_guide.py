@@ -98,6 +98,49 @@ def test_the_largest_span_holds() -> None:
     assert max(guide.counters.span_lens) == 4 and guide.counters.index_truncated == 4
 
 
+@pytest.mark.parametrize("chunk", [2, 3, 4, 5, 12, 100])
+@pytest.mark.parametrize("take", [None, 0, 1, 2, 3])
+def test_what_is_sure_goes_in_pieces(chunk: int, take: int | None) -> None:
+    """No forward of more than a chunk; what is left over of one token is drawn."""
+    script = written(TWO)
+    guide = guide_of(preparation(fill_append_chunk_size=str(chunk)))
+    engine = Engine(script)
+    if take is not None:
+        engine.take = lambda run, agreed: min(take, len(run.ids))
+    assert engine.run(guide) == script[:-1]
+    assert max(len(run.ids) for run, _ in engine.runs) <= chunk
+    assert sum(count for _, count in engine.runs) == guide.counters.injected
+    assert guide.counters.injected + guide.counters.decode_steps == len(script) - 1
+    if take is None:
+        left = sum(span % chunk == 1 for span in (12, 6, 12, 6))
+        assert guide.counters.injected == 36 - left and guide.counters.events == 4
+
+
+def test_a_chunk_of_one_is_a_step_for_each_token() -> None:
+    script = written(TWO)
+    guide = guide_of(preparation(fill_append_chunk_size="1"))
+    engine = Engine(script)
+    assert engine.run(guide) == script[:-1]
+    assert engine.runs == [] and guide.counters.injected == 36
+    most = Engine(script, most=9)
+    assert most.run(guide_of(preparation(fill_append_chunk_size="1"), max_tokens=9)) == script[:9]
+
+
+def test_an_echo_is_one_run_whatever_the_chunk() -> None:
+    made = preparation(fill="echo", fill_k="4", fill_append_chunk_size="2")
+    engine = Engine(written("red green blue and yellow. red green blue and purple!"))
+    engine.run(guide_of(made))
+    assert max(len(run.ids) for run, _ in engine.runs) > 2
+
+
+def test_a_stop_between_two_pieces_counts_what_was_taken() -> None:
+    guide = guide_of(preparation(fill_append_chunk_size="2"), parallel_tool_calls=False)
+    engine = Engine(written(TWO))
+    engine.run(guide)
+    assert engine.is_stopped and guide.counters.events == 2
+    assert guide.counters.injected + guide.counters.decode_steps - len(engine.ids) in (0, 1)
+
+
 def test_prose_is_not_filled() -> None:
     guide = guide_of(preparation())
     engine = Engine(written("I would call <tool_call> with it's name."))

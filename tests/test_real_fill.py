@@ -63,6 +63,14 @@ def test_two_calls(settings: config.Settings, worker: Worker) -> None:
     assert strict.steps <= 0.65 * plain.steps
 
 
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_two_calls_in_chunks(settings: config.Settings, worker: Worker, chunk: int) -> None:
+    plain, strict = both(replace(settings, fill_append_chunk_size=chunk), worker, CALLS, "strict")
+    assert strict.ids == plain.ids
+    assert strict.fill is not None and strict.fill["events"] == 4
+    assert (strict.steps <= 0.65 * plain.steps) is (chunk > 1)
+
+
 def test_prose(settings: config.Settings, worker: Worker) -> None:
     """A model that calls nothing is not made to."""
     plain, strict = both(settings, worker, PROSE, "strict")

@@ -93,7 +93,9 @@ class Fill:
         def make(text: TextGuide | None, limit: int) -> FillGuide:
             guard = self._guard(ask.tools, starts_open) if strict.rows else None
             session = Session(plan, prompt_ids, guard, indexed=indexed)
-            return FillGuide(text, session, limit, self._trace)
+            return FillGuide(
+                text, session, limit, self._trace, chunk=settings.fill_append_chunk_size
+            )
 
         return make
 
