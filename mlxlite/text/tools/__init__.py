@@ -7,7 +7,7 @@
     router         finds blocks in a stream of text and runs their grammars
     hermes ... harmony   the families
     families       which family a model speaks, told by its chat template
-    strict         one call, no repair: the guard of the fill session
+    strict         one call, no repair: the guard of the fill session, family by family
 
 Files import only files above them in this list.
 """
