@@ -42,7 +42,14 @@ class Trace:
 
     def write(self, record: Record) -> None:
         if self._path is None:
-            log.info("fill: %s", self._line(record))
+            log.info(  # without the texts: a log is read by others than who asked
+                "fill: %s %s after %d tokens, %d of %d taken",
+                record.proposal.origin.value,
+                record.proposal.policy.value,
+                record.generated,
+                record.accepted,
+                len(record.proposal.ids),
+            )
             return
         try:
             with self._path.open("a", encoding="utf-8") as file:
