@@ -55,6 +55,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "tools/strict",
             "channels",
             "sink",
+            "schema_words",
             "json_schema",
             "grammar",
             "call_grammar",

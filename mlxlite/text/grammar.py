@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import threading
 from array import array
 from collections import OrderedDict
@@ -23,7 +24,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxlite.errors import BadRequest, EngineFault
-from mlxlite.text.json_schema import MOST_LEVELS, closed, doubts, levels, separated
+from mlxlite.text.json_schema import (
+    MOST_LEVELS,
+    closed,
+    doubts,
+    endless,
+    is_open,
+    levels,
+    separated,
+)
 from mlxlite.text.tokenizer import Kind, Tokenizer
 from mlxlite.types import JSON, Constraint
 
@@ -42,10 +51,15 @@ JSON_OPTIONS = {
     # What is not known is told as a warning and becomes a note; by default it would be an error.
     "lenient": True,
     "coerce_one_of": True,
+    # Letters after a backslash. Without `u`: the name of a property could be spelled in two ways
+    # (`"a"`, `"\\u0061"`), and an open object would take the second for another one.
+    "json_allowed_escapes": '"\\bfnrt',
 }
+_CONTROL = re.compile(r"\\u00(?:[01].|7f)")  # in JSON: what cannot be written without `\\u`
 # Of errors that no schema would mend: the compiler does not know it, so it is for the degrade path.
 _UNKNOWN_WORDS = (
     "not supported", "unsupported", "not implemented", "unimplemented", "not present in a registry",
+    "failed to generate regex", "are not disjoint", "too many digits",
 )  # fmt: skip
 
 
@@ -189,10 +203,17 @@ class Grammars:
         schema = separated(schema)
         if wanted.is_closed and (narrow := closed(schema)) != schema:
             try:
-                return self._made(_json_grammar(narrow, wanted), wanted.field, unsure)
+                return self._made_json(narrow, wanted, unsure)
             except (BadRequest, Unsupported):
                 pass  # closed it may allow nothing: what is open then judges the schema itself
-        return self._made(_json_grammar(schema, wanted), wanted.field, unsure)
+        return self._made_json(schema, wanted, unsure)
+
+    def _made_json(self, schema: JSON, wanted: Constraint, unsure: tuple[str, ...]) -> Grammar:
+        text = json.dumps(schema)
+        has_controls = _CONTROL.search(text) is not None
+        if has_controls and is_open(schema):
+            unsure = (*unsure, "names of open objects beside control characters")
+        return self._made(_json_grammar(text, wanted, has_controls), wanted.field, unsure)
 
     def _made(self, grammar: str, field: str, unsure: tuple[str, ...] = ()) -> Grammar:
         import llguidance
@@ -280,6 +301,10 @@ def schema_text(value: JSON, field: str) -> str:
             raise BadRequest(f"{field} must be a JSON schema: an object, or its text", param=field)
     if levels(value) > MOST_LEVELS:
         raise BadRequest(f"{field} is nested deeper than {MOST_LEVELS} levels", param=field)
+    if endless(value):
+        raise BadRequest(
+            f"{field} cannot be used: a part of it refers to itself without an end", param=field
+        )
     try:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:  # 1e999 is read as infinity
@@ -293,15 +318,17 @@ def _check_size(text: str, field: str) -> None:
         raise BadRequest(f"{field} is larger than {MOST_BYTES:,} bytes", param=field)
 
 
-def _json_grammar(schema: JSON, wanted: Constraint) -> str:
+def _json_grammar(text: str, wanted: Constraint, has_controls: bool) -> str:
     import llguidance
 
     options: dict[str, Any] = {**JSON_OPTIONS, "whitespace_flexible": wanted.any_whitespace}
     if wanted.any_whitespace:
         options["whitespace_pattern"] = _BLANKS
+    if has_controls:
+        del options["json_allowed_escapes"]
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps(schema),
+            text,
             overrides=options,  # type: ignore[arg-type]  # a TypedDict, of which these are keys
         )
     except ValueError as error:  # half a surrogate pair, which no text can hold

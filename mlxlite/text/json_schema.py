@@ -2,17 +2,29 @@
 
     closed     no property comes that an object's schema does not name, unless it says otherwise.
                That only narrows what is allowed, so an answer still fits the schema as it was sent
-    separated  a `oneOf` whose branches exclude each other by a tag is an `anyOf`, which compiles
+    separated  in words that llguidance keeps (`schema_words`); and a `oneOf` whose branches exclude
+               each other by a tag is an `anyOf`, which compiles
     doubts     what llguidance takes and does not keep
+    endless    whether a part allows nothing, since it contains itself: rows would be stuck there
 
 Everything here copies; what was sent is not changed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
+from mlxlite.text.schema_words import (
+    EXCLUSIVE,
+    is_close,
+    mapped,
+    reworded,
+    unkept,
+    within,
+)
 from mlxlite.types import JSON
 
 MOST_LEVELS = 100  # of nesting; llguidance's reader ends at 128
@@ -72,22 +84,17 @@ def _closed_all(value: JSON) -> JSON:
 
 
 def separated(schema: JSON, root: JSON | None = None) -> JSON:
-    """The schema with `anyOf` for each `oneOf` that a tag tells apart: a required property that is
-    another string in each branch, as Pydantic's and OpenAPI's discriminators are."""
+    """The schema in words that llguidance keeps, with `anyOf` for each `oneOf` that a tag tells
+    apart: a required property that is another value in each branch, as Pydantic's and OpenAPI's
+    discriminators are. It allows nothing that the schema does not."""
     root = schema if root is None else root
-    if isinstance(schema, list):
-        return [separated(each, root) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    out = {key: separated(value, root) for key, value in schema.items() if key not in _VALUES}
-    out |= {key: value for key, value in schema.items() if key in _VALUES}
+    out = mapped(schema, lambda each: separated(each, root))
     branches = out.get("oneOf")
     if isinstance(branches, list) and "anyOf" not in out and _have_tag(branches, root):
         out["anyOf"] = out.pop("oneOf")
-    return out
-
-
-_VALUES = ("const", "enum", "default", "examples")  # data, in which no schema is
+    return reworded(out, functools.partial(_resolved, root=root))
 
 
 def _have_tag(branches: Sequence[JSON], root: JSON) -> bool:
@@ -117,45 +124,125 @@ def _tags(branch: JSON) -> dict[str, frozenset[str]]:
 
 
 def _resolved(schema: JSON, root: JSON) -> JSON:
-    """What a plain reference such as `#/$defs/Cat` refers to."""
+    """What a reference by a JSON pointer, such as `#/$defs/Cat`, refers to; else itself."""
+    target = _target(schema, root)
+    return schema if target is None else target
+
+
+def _target(schema: JSON, root: JSON) -> JSON:
     target = schema.get("$ref") if isinstance(schema, Mapping) else None
-    if not isinstance(target, str) or not target.startswith("#/") or set(target) & set("~%"):
-        return schema
+    if not isinstance(target, str) or target[:1] != "#" or target[1:2] not in ("", "/"):
+        return None
     found = root
-    for key in target[2:].split("/"):
-        if not isinstance(found, Mapping) or key not in found:
-            return schema
-        found = found[key]
+    for key in unquote(target).split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
+        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
     return found
 
 
-def doubts(schema: JSON) -> tuple[str, ...]:
-    """What an answer may break although llguidance raises nothing (1.9).
+def endless(schema: JSON) -> bool:
+    """Whether a part of a schema can hold nothing but endlessly nested values, or only refers to
+    itself. The compiler finds that at the very beginning alone."""
+    parts, inside = list[Mapping[str, JSON]](), [schema]
+    while inside:
+        each = inside.pop()
+        if isinstance(each, list):
+            inside += each
+        elif isinstance(each, Mapping):
+            parts.append(each)
+            inside += within(each)
+    if not any("$ref" in each for each in parts):
+        return False
+    # What ends is found from the leaves up: each part that does may let those end that need it.
+    known = {id(each) for each in parts}
+    # What is no part ends: true, false (which the compiler refuses), and what is malformed.
+    needs = [
+        [group for group in _needs(each, schema) if all(id(one) in known for one in group)]
+        for each in parts
+    ]
+    needed_by: dict[int, list[int]] = {}
+    for n, groups in enumerate(needs):
+        for each in (each for group in groups for each in group):
+            needed_by.setdefault(id(each), []).append(n)
+    ends: set[int] = set()
+    waiting = list(range(len(parts)))
+    while waiting:
+        n = waiting.pop()
+        part = id(parts[n])
+        if part not in ends and all(any(id(e) in ends for e in group) for group in needs[n]):
+            ends.add(part)
+            waiting += needed_by.get(part, [])
+    return any(id(each) not in ends for each in parts)
 
-    A bound that is a whole number and excluded is let through where the other one is less than 1
-    away: 0 is taken for a number above 0 and below 0.5.
-    """
+
+def _needs(schema: Mapping[str, JSON], root: JSON) -> list[list[JSON]]:
+    """Groups of schemas, of each of which one at least must end for a value of this one to end."""
+    groups: list[list[JSON]] = []
+    if (target := _target(schema, root)) is not None:
+        groups.append([target])
+    parts = schema.get("allOf")
+    groups += [[each] for each in parts] if isinstance(parts, list) else []
+    for word in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(word), list):
+            groups.append(branches)
+    named, required = schema.get("properties"), schema.get("required")
+    if schema.get("type") == "object" and isinstance(named, Mapping) and isinstance(required, list):
+        groups += [[named[n]] for n in required if isinstance(n, str) and n in named]
+    least = schema.get("minItems")
+    if schema.get("type") == "array" and isinstance(least, int) and least > 0:
+        first = schema.get("prefixItems")
+        each = first[0] if isinstance(first, list) and first else schema.get("items")
+        groups.append([each])
+    return groups
+
+
+def doubts(schema: JSON) -> tuple[str, ...]:
+    """What an answer may break although llguidance raises nothing (1.9)."""
     found: list[str] = []
+    ends: list[Mapping[str, JSON]] = []  # schemas with bounds
+    is_combined = False  # bounds of several schemas may meet
     inside = [schema]
     while inside:
         each = inside.pop()
         if isinstance(each, list):
             inside += each
         elif isinstance(each, Mapping):
-            inside += [value for key, value in each.items() if key not in _VALUES]
-            found += [name for name in _EXCLUSIVE if _is_close(each, name)]
-    return tuple(f"{name} of a range that is narrower than 1" for name in dict.fromkeys(found))
+            inside += within(each)
+            found += unkept(each)
+            if any(isinstance(each.get(word), int | float) for word in _BOUNDS):
+                ends.append(each)
+            is_combined |= "allOf" in each or any(
+                word in each and any(bound in each for bound in _BOUNDS)
+                for word in ("$ref", "anyOf", "oneOf")
+            )
+    for n, each in enumerate(ends):
+        for name in EXCLUSIVE:
+            # In a long list only neighbours are compared; that is a matter of time.
+            others = ends[:_MOST_ENDS] if is_combined else ends[n : n + 1]
+            if name in each and any(is_close(each, name, other) for other in others):
+                found.append(f"{name} of a range that is narrower than 1")
+    return tuple(dict.fromkeys(found))
 
 
-_EXCLUSIVE = {
-    "exclusiveMinimum": ("maximum", "exclusiveMaximum"),
-    "exclusiveMaximum": ("minimum", "exclusiveMinimum"),
-}
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_MOST_ENDS = 1000
 
 
-def _is_close(schema: Mapping[str, JSON], name: str) -> bool:
-    bound = schema.get(name)
-    ends = [schema.get(other) for other in _EXCLUSIVE[name]]
-    if not isinstance(bound, int | float) or bound != bound // 1 or schema.get("type") == "integer":
-        return False
-    return any(isinstance(end, int | float) and abs(end - bound) < 1 for end in ends)
+def is_open(schema: JSON) -> bool:
+    """Whether properties may come beside those that some object of a schema names."""
+    inside = [schema]
+    while inside:
+        each = inside.pop()
+        if isinstance(each, list):
+            inside += each
+        elif isinstance(each, Mapping):
+            has_names = "properties" in each or "patternProperties" in each
+            if has_names and each.get("additionalProperties", True) is not False:
+                return True
+            inside += within(each)
+    return False
