@@ -1,21 +1,37 @@
-"""Schemas for structured output, by what they try: each answer must validate by `jsonschema`."""
+"""Schemas for structured output, by what they try (spec 40 section 9, decision D7).
+
+    SCHEMAS      are enforced in full: every answer is valid
+    UNSUPPORTED  are flagged by a Warning, or refused if that was a promise
+    MALFORMED    are refused: no value is valid, or the schema itself is not
+
+Written for these tests, after the keywords of JSON Schema and what clients' packages make of types.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-S: dict[str, Any] = {"type": "string", "maxLength": 4}
-I: dict[str, Any] = {"type": "integer", "minimum": -99, "maximum": 99}  # noqa: E741  (a table of them)
+import jsonschema
+from jsonschema.protocols import Validator
 
-
-def obj(required: Any = None, **properties: Any) -> dict[str, Any]:
-    names = list(properties) if required is None else list(required)
-    return {"type": "object", "properties": properties, "required": names}
-
-
-def ref(name: str, schema: Any, **more: Any) -> dict[str, Any]:
-    return {"$defs": {name: schema}, **more}
-
+from tests.schema_values import (
+    DIGIT,
+    DRAFT4,
+    DRAFT7,
+    DRAFT2019,
+    NULL,
+    VALUES,
+    B,
+    I,
+    S,
+    array,
+    integer,
+    nested,
+    number,
+    obj,
+    ref,
+    string,
+)
 
 TREE = ref(
     "node",
@@ -23,77 +39,14 @@ TREE = ref(
     **{"$ref": "#/$defs/node"},
 )
 
+ZOD_DATE = (
+    "^(?:(?:\\d\\d[2468][048]|\\d\\d[13579][26]|\\d\\d0[48]|[02468][048]00|[13579][26]00)-02-29|"
+    "\\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\\d|30)|"
+    "(?:02)-(?:0[1-9]|1\\d|2[0-8])))$"
+)
+
 SCHEMAS: dict[str, Any] = {
-    # types
-    "string": {"type": "string", "maxLength": 8},
-    "integer": I,
-    "number": {"type": "number", "minimum": 0, "maximum": 1},
-    "boolean": {"type": "boolean"},
-    "null": {"type": "null"},
-    "array": {"type": "array", "items": I, "maxItems": 3},
-    "object": obj(a=I),
-    "types": {"type": ["boolean", "null"]},
-    "types-mixed": {"type": ["integer", "string"], "maxLength": 3, "minimum": 0, "maximum": 9},
-    "no-type-enum": {"enum": [1, "a", None, True, [1], {"a": 1}]},
-    # enum, const
-    "enum-strings": {"type": "string", "enum": ["red", "green", "blue"]},
-    "enum-prefixes": {"enum": ["a", "ab", "abc"]},
-    "enum-numbers": {"enum": [1, 2.5, -3, 1e3]},
-    "enum-quotes": {"enum": ['say "hi"', "back\\slash", "line\nend", "tab\t"]},
-    "enum-unicode": {"enum": ["Zürich", "東京", "😀"]},
-    "enum-empty-string": {"enum": [""]},
-    "enum-nested": {"enum": [{"a": [1, {"b": None}]}, [[], {}]]},
-    "enum-typed": {"type": "integer", "enum": [1, "one", 2]},
-    "const-string": {"const": "fixed"},
-    "const-number": {"const": 3.25},
-    "const-object": {"const": {"b": 1, "a": [True]}},
-    "const-null": {"const": None},
-    "const-property": obj(kind={"const": "x"}, n=I),
-    # strings
-    "minLength": {"type": "string", "minLength": 3, "maxLength": 6},
-    "length-exact": {"type": "string", "minLength": 4, "maxLength": 4},
-    "length-zero": {"type": "string", "maxLength": 0},
-    "pattern": {"type": "string", "pattern": "^[a-z]{2,4}$"},
-    "pattern-open": {"type": "string", "pattern": "^ab", "maxLength": 5},
-    "pattern-digits": {"type": "string", "pattern": "^\\d{3}-\\d{4}$"},
-    "pattern-alternatives": {"type": "string", "pattern": "^(yes|no|maybe)$"},
-    "pattern-optional": {"type": "string", "pattern": "^a?b+c{1,2}$", "maxLength": 6},
-    "pattern-escapes": {"type": "string", "pattern": "^[\"\\\\/]{1,3}$"},
-    "pattern-classes": {"type": "string", "pattern": "^[^a-z\\s]{2}$"},
-    "format-date": {"type": "string", "format": "date"},
-    "format-time": {"type": "string", "format": "time"},
-    "format-date-time": {"type": "string", "format": "date-time"},
-    "format-uuid": {"type": "string", "format": "uuid"},
-    "format-ipv4": {"type": "string", "format": "ipv4"},
-    # numbers
-    "minimum": {"type": "integer", "minimum": 10, "maximum": 12},
-    "exclusive": {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3},
-    "negative": {"type": "integer", "minimum": -5, "maximum": -1},
-    "one-value": {"type": "integer", "minimum": 7, "maximum": 7},
-    "number-range": {"type": "number", "minimum": -1.5, "maximum": 2.25},
-    "number-exclusive": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1.5},
-    "multipleOf": {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 95},
-    "multipleOf-one": {"type": "integer", "multipleOf": 1, "minimum": 0, "maximum": 5},
-    "large": {"type": "integer", "minimum": 10**12, "maximum": 10**12 + 99},
-    # arrays
-    "items-empty": {"type": "array", "maxItems": 0},
-    "minItems": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
-    "items-exact": {"type": "array", "items": I, "minItems": 3, "maxItems": 3},
-    "items-enum": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 5},
-    "items-array": {
-        "type": "array", "maxItems": 2, "items": {"type": "array", "items": I, "maxItems": 2},
-    },
-    "items-object": {"type": "array", "items": obj(a=I), "minItems": 1, "maxItems": 2},
-    "items-union": {"type": "array", "maxItems": 4, "items": {"anyOf": [I, {"type": "null"}]}},
-    "prefixItems": {"type": "array", "prefixItems": [I, S], "items": False, "minItems": 2},
-    "prefixItems-more": {
-        "type": "array", "prefixItems": [{"const": 1}], "items": {"type": "boolean"},
-        "minItems": 1, "maxItems": 3,
-    },
-    "prefixItems-fewer": {"type": "array", "prefixItems": [I, S, I], "items": False},
-    "items-ref": {
-        "$defs": {"n": I}, "type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 2,
-    },
+    **VALUES,
     # objects
     "object-empty": {"type": "object", "properties": {}, "additionalProperties": False},
     "required-none": obj([], a=I, b=S),
@@ -123,6 +76,54 @@ SCHEMAS: dict[str, Any] = {
     "twenty": obj(**{f"field_{n}": {"type": "boolean"} for n in range(20)}),
     "forty": obj(**{f"f{n}": [I, {"type": "boolean"}, {"enum": ["a"]}][n % 3] for n in range(40)}),
     "optional-many": obj([], **{f"k{n}": I for n in range(12)}),
+    "names-escaped": obj(**{"tab\t": I, "日本": I, "ключ": I, "😀": I, "a\\b": I, "\u2028": I}),
+    "names-control": obj(**{"nul\u0000": I}),
+    "names-long": obj(**{"k" * 120: I}),
+    "names-of-prototypes": obj(**{"__proto__": I, "constructor": I, "hasOwnProperty": B}),
+    "names-of-words": obj(**{name: B for name in ("oneOf", "not", "if", "then", "const", "$id",
+                                                  "uniqueItems", "format", "required")}),
+    "required-twice": obj(["a", "a"], a=I),
+    "required-beyond-named": {**obj(["x"], a=I), "additionalProperties": B, "required": ["a", "x"]},
+    "property-true": obj(a=True, b=I),
+    "property-false": obj(["b"], a=False, b=I),
+    "closed-alone": {"type": "object", "additionalProperties": False},
+    "open-any": {**obj(a=I), "additionalProperties": {}, "maxProperties": 2},
+    "open-true": {**obj(a=I), "additionalProperties": True},
+    "open-nested": {"type": "object", "maxProperties": 1, "additionalProperties":
+        {"type": "object", "additionalProperties": B, "maxProperties": 1}},
+    "minProperties-one": {**obj([], a=I, b=I), "minProperties": 1},
+    "minProperties-required": {**obj(["a"], a=I, b=I), "minProperties": 1},
+    "minProperties-unnamed": {"type": "object", "additionalProperties": I, "minProperties": 1,
+                              "maxProperties": 2},
+    "maxProperties-zero": {"type": "object", "maxProperties": 0},
+    "maxProperties-optional": {**obj([], a=I, b=I, c=I), "maxProperties": 1},
+    "maxProperties-idle": {**obj([], a=I, b=I), "maxProperties": 2},
+    "maxProperties-all": {**obj(a=I), "additionalProperties": I, "maxProperties": 2},
+    "patternProperties-open": {"type": "object", "patternProperties": {"^a": I},
+                               "maxProperties": 2},
+    "patternProperties-beside": {"type": "object", "properties": {"ab": integer(minimum=0)},
+        "patternProperties": {"^a": {"maximum": 5}}, "additionalProperties": False,
+        "required": ["ab"]},
+    "patternProperties-required": {"type": "object", "patternProperties": {"^a": I},
+        "required": ["a1"], "additionalProperties": False, "maxProperties": 2},
+    "patternProperties-and-named": {"type": "object", "properties": {"x": I}, "required": ["x"],
+        "patternProperties": {"^a": I}, "additionalProperties": False, "maxProperties": 2},
+    "patternProperties-length": {"type": "object", "patternProperties": {"^.{1,3}$": B},
+                                 "additionalProperties": False, "maxProperties": 2},
+    "patternProperties-else": {"type": "object", "patternProperties": {"^a": I},
+                               "additionalProperties": B, "maxProperties": 2},
+    "patternProperties-none": {"type": "object", "patternProperties": {"^a": False},
+                               "additionalProperties": I, "maxProperties": 2},
+    "propertyNames-any": {"type": "object", "propertyNames": {"type": "string"},
+                          "additionalProperties": I, "maxProperties": 2},
+    "propertyNames-enum": {"type": "object", "propertyNames": {"enum": ["a", "b"]},
+                           "additionalProperties": I},
+    "propertyNames-pattern": {"type": "object", "propertyNames": {"pattern": "^[a-c]{1,2}$"},
+                              "additionalProperties": I, "maxProperties": 2},
+    "propertyNames-const": {"type": "object", "propertyNames": {"const": "k"}},
+    "unevaluatedProperties-open": {**obj(a=I), "unevaluatedProperties": True},
+    "dependencies-none": {**obj([], a=I), "dependencies": {}, "dependentRequired": {}},
+    "nested-ten": nested(10),
     # combinations
     "anyOf": {"anyOf": [I, {"type": "boolean"}]},
     "anyOf-objects": {"anyOf": [obj(a=I), obj(b=S)]},
@@ -145,6 +146,52 @@ SCHEMAS: dict[str, Any] = {
                   "allOf": [{"$ref": "#/$defs/base"}, obj(n={"type": "boolean"})],
                   "maxProperties": 2},
     "allOf-enum": {"allOf": [{"enum": ["a", "b", "c"]}, {"enum": ["b", "c", "d"]}]},
+    "anyOf-one": {"anyOf": [I]},
+    "anyOf-true": {"anyOf": [True, I]},
+    "anyOf-false": {"anyOf": [False, I]},
+    "anyOf-beside-enum": {"enum": ["a", "b", 1], "anyOf": [{"type": "string"}, NULL]},
+    "anyOf-beside-bounds": integer(minimum=0, maximum=20, anyOf=[{"maximum": 3}, {"minimum": 18}]),
+    "anyOf-beside-properties": {"type": "object", "properties": {"a": I, "b": S},
+                                "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    "anyOf-overlapping": {"anyOf": [integer(minimum=0, maximum=9), integer(minimum=5, maximum=14)]},
+    "anyOf-all-types": {"anyOf": [S, I, B, NULL, array(I, maxItems=1), obj(a=I)]},
+    "anyOf-patterns": {"anyOf": [string(pattern="^a{1,3}$"), string(pattern="^ab$")]},
+    "anyOf-allOf": {"anyOf": [{"allOf": [obj(a=I)]}, NULL]},
+    "anyOf-refs": {"$defs": {"a": I, "b": B},
+                   "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+    "oneOf-one": {"oneOf": [I]},
+    "oneOf-enums": {"oneOf": [{"enum": ["a", "b"]}, {"enum": ["c"]}]},
+    "oneOf-consts": {"oneOf": [{"const": "a", "title": "A"}, {"const": "b"}, {"const": 3}]},
+    "oneOf-number-tag": {"oneOf": [obj(k={"const": 1}, x=I), obj(k={"const": 2}, y=I)]},
+    "oneOf-optional-tag": {"oneOf": [obj(["x"], k={"const": "a"}, x=I), obj([], k={"const": "b"})]},
+    "oneOf-arrays": {"oneOf": [array(I, maxItems=2), I]},
+    "oneOf-closed": {"oneOf": [{**obj(a=I), "additionalProperties": False},
+                               {**obj(b=I), "additionalProperties": False}]},
+    "oneOf-beside": {**obj(c=I), "oneOf": [obj(k={"const": "a"}), obj(k={"const": "b"})]},
+    "oneOf-in-allOf": {"allOf": [{"oneOf": [obj(k={"const": "a"}), obj(k={"const": "b"})]},
+                                 obj(z=I)]},
+    "oneOf-in-oneOf": {"oneOf": [{"oneOf": [obj(k={"const": "a"}), obj(k={"const": "b"})]}, NULL]},
+    "allOf-empty": {"allOf": [{}, I]},
+    "allOf-lengths": {"allOf": [string(minLength=2), {"maxLength": 4}]},
+    "allOf-types": {"allOf": [{"type": ["integer", "string"], "maxLength": 2},
+                              {"type": ["integer", "null"]}, {"minimum": 0, "maximum": 9}]},
+    "allOf-same-property": {"allOf": [obj(a=integer(minimum=0)), obj(a=integer(maximum=9))]},
+    "allOf-items": {"allOf": [array(integer(minimum=0), maxItems=3),
+                              array(integer(maximum=9), minItems=1)]},
+    "allOf-anyOf": {"allOf": [{"anyOf": [I, S]}, {"anyOf": [I, NULL]}]},
+    "allOf-nested": {"allOf": [{"allOf": [{"type": "integer"}, {"minimum": 0}]}, {"maximum": 9}]},
+    "allOf-const": {"allOf": [{"const": "a"}, {"type": "string"}]},
+    "allOf-closed": {"allOf": [{**obj(a=I), "additionalProperties": False}]},
+    "allOf-closed-and-open": {"allOf": [{**obj([], a=I), "additionalProperties": False},
+                                        obj([], b=I)]},
+    "allOf-patternProperties": {"allOf": [{"patternProperties": {"^a": I}}, {"type": "object",
+        "properties": {"ab": integer(maximum=3)}, "required": ["ab"],
+        "additionalProperties": False}]},
+    "allOf-required": {"allOf": [{"type": "object", "properties": {"a": I, "b": B}},
+                                 {"required": ["a"]}, {"required": ["b"]}]},
+    "if-alone": {**DIGIT, "if": {"minimum": 3}},
+    "then-alone": {**DIGIT, "then": {"maximum": 3}},
+    "not-nothing": {**DIGIT, "not": False},
     # references
     "ref": ref("n", I, **{"$ref": "#/$defs/n"}),
     "ref-definitions": {"definitions": {"n": I}, "$ref": "#/definitions/n"},
@@ -167,6 +214,55 @@ SCHEMAS: dict[str, Any] = {
     "ref-mutual": {"$defs": {"a": obj(b={"anyOf": [{"type": "null"}, {"$ref": "#/$defs/b"}]}),
                              "b": obj(a={"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]})},
                    "$ref": "#/$defs/a"},
+    "ref-anchor": {"$defs": {"n": {"$anchor": "num", **I}}, "$ref": "#num"},
+    "ref-relative": {"$id": "https://example.com/root", "$defs": {"n": {"$id": "n.json", **I}},
+                     "$ref": "n.json"},
+    "ref-absolute": {"$id": "https://example.com/root", "$defs": {"n": I},
+                     "$ref": "https://example.com/root#/$defs/n"},
+    "ref-own-file": {"$id": "https://example.com/root", "$defs": {"n": I},
+                     **obj(a={"$ref": "root#/$defs/n"})},
+    "ref-prefixItems": {"type": "array", "prefixItems": [I, {"$ref": "#/prefixItems/0"}],
+                        "items": False, "minItems": 2},
+    "ref-true": {"$defs": {"t": True}, **obj(a={"$ref": "#/$defs/t"})},
+    "ref-recursive-array": {"$defs": {"t": array({"$ref": "#/$defs/t"}, maxItems=1)},
+                            "$ref": "#/$defs/t"},
+    "ref-linked-list": {"$defs": {"l": {"anyOf": [NULL, obj(v=B, n={"$ref": "#/$defs/l"})]}},
+                        "$ref": "#/$defs/l"},
+    "ref-root-in-anyOf": {"anyOf": [B, array({"$ref": "#"}, maxItems=1)]},
+    "ref-beside-properties": {"$defs": {"b": obj(id=I)}, "$ref": "#/$defs/b", "properties":
+                              {"x": B}, "required": ["x"]},
+    "ref-into-properties": {"type": "object", "properties": {"a": obj(x=I), "b": {"$ref":
+                            "#/properties/a/properties/x"}}, "required": ["a", "b"]},
+    "ref-odd-names": {"$defs": {"größe": I, "a%b": B}, "anyOf": [{"$ref":
+                      "#/$defs/gr%C3%B6%C3%9Fe"}, {"$ref": "#/$defs/a%25b"}]},
+    "ref-empty-name": {"$defs": {"": I}, "$ref": "#/$defs/"},
+    "ref-elsewhere": {"components": {"schemas": {"Day": string(format="date")}},
+                      "$ref": "#/components/schemas/Day"},
+    "ref-as-property": obj(**{"$ref": DIGIT, "$defs": B}),
+    # older drafts
+    "draft4-exclusive": {"$schema": DRAFT4, "type": "integer", "minimum": 0,
+                         "exclusiveMinimum": True, "maximum": 3},
+    "draft4-exclusive-unnamed": {"type": "integer", "minimum": 0, "exclusiveMinimum": True,
+                                 "maximum": 3},
+    "draft4-id": {"$schema": DRAFT4, "id": "http://example.com/x", **obj(a=I)},
+    "draft4-definitions": {"$schema": DRAFT4, "definitions": {"a": I}, "type": "array",
+                           "items": {"$ref": "#/definitions/a"}, "maxItems": 2},
+    "draft6": {"$schema": "http://json-schema.org/draft-06/schema#", **obj(a={"const": 1},
+               b=number(exclusiveMinimum=1, maximum=4))},
+    "draft7-tuple": {"$schema": DRAFT7, "type": "array", "items": [I, S], "additionalItems": False,
+                     "minItems": 2},
+    "draft7-tuple-open": {"$schema": DRAFT7, "type": "array", "items": [I], "additionalItems": B,
+                          "maxItems": 3},
+    "draft7-const": {"$schema": DRAFT7, **obj(k={"const": "v"}), "additionalProperties": False},
+    "draft7-ref-alone": {"$schema": DRAFT7, "definitions": {"n": DIGIT},
+                         "$ref": "#/definitions/n", "minimum": 5},
+    "draft7-https": {"$schema": "https://json-schema.org/draft-07/schema", **obj(a=I)},
+    "draft2019": {"$schema": DRAFT2019, "$defs": {"n": I}, "type": "array",
+                  "items": {"$ref": "#/$defs/n"}, "maxItems": 2},
+    "draft2019-tuple": {"$schema": DRAFT2019, "type": "array", "items": [I, B],
+                        "additionalItems": False},
+    "draft-of-one's-own": {"$schema": "https://spec.openapis.org/oas/3.1/dialect/base",
+                           **obj(a=I)},
     # words that change nothing
     "annotations": {**obj(a={**I, "title": "t", "description": "d", "default": 1,
                     "examples": [1], "deprecated": True, "readOnly": True}), "$schema":
@@ -187,6 +283,48 @@ SCHEMAS: dict[str, Any] = {
     "zod": {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "number",
         "minimum": 0, "maximum": 9}, "maxItems": 2}}, "required": ["a"], "additionalProperties":
         False, "$schema": "http://json-schema.org/draft-07/schema#"},
+    "pydantic-enum-keys": {"$defs": {"Color": {"enum": ["red", "blue"], "title": "Color",
+        "type": "string"}}, "properties": {"n": {"additionalProperties": DIGIT, "propertyNames":
+        {"$ref": "#/$defs/Color"}, "title": "N", "type": "object"}}, "required": ["n"],
+        "title": "M", "type": "object"},
+    "pydantic-pattern-keys": {"properties": {"n": {"patternProperties": {"^[a-c]$": DIGIT},
+        "maxProperties": 2, "title": "N", "type": "object"}}, "required": ["n"], "type": "object"},
+    "pydantic-tuple": {"properties": {"t": {"maxItems": 2, "minItems": 2, "prefixItems": [DIGIT,
+        B], "title": "T", "type": "array"}}, "required": ["t"], "type": "object"},
+    "pydantic-decimal": obj(d={"anyOf": [{"minimum": 0.0, "maximum": 9, "type": "number"},
+                                         {"pattern": "^\\d{1,3}$", "type": "string"}]}),
+    "pydantic-times": obj(day=string(format="date", title="Day"), at=string(format="date-time"),
+                          clock=string(format="time"), took=string(format="duration",
+                          maxLength=9)),
+    "pydantic-ids": obj(u=string(format="uuid"), h=string(format="uri", minLength=1, maxLength=16)),
+    "pydantic-union-with-defaults": {"$defs": {
+        "Cat": {**obj([], kind={"const": "cat", "default": "cat", "type": "string"}, lives=DIGIT)},
+        "Dog": {**obj(["name"], kind={"const": "dog", "default": "dog", "type": "string"},
+                      name=S)}},
+        **obj(pet={"discriminator": {"mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"},
+                   "propertyName": "kind"}, "oneOf": [{"$ref": "#/$defs/Cat"},
+                                                      {"$ref": "#/$defs/Dog"}]})},
+    "pydantic-int-enum": {"$defs": {"Level": {"enum": [1, 2], "title": "Level", "type":
+                          "integer"}}, **obj(l={"$ref": "#/$defs/Level"})},
+    "pydantic-positive": obj(n=integer(exclusiveMinimum=0, maximum=99)),
+    "pydantic-tree": {"$defs": {"Node": {"properties": {"v": DIGIT, "kids": {"default": [],
+        "items": {"$ref": "#/$defs/Node"}, "maxItems": 1, "type": "array"}}, "required": ["v"],
+        "title": "Node", "type": "object"}}, "$ref": "#/$defs/Node"},
+    "zod-union": {"$schema": DRAFT7, "anyOf": [{**obj(type={"type": "string", "const": "a"}, v=B),
+        "additionalProperties": False}, {**obj(type={"type": "string", "const": "b"}),
+        "additionalProperties": False}]},
+    "zod4-record": {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object",
+        "propertyNames": {"type": "string", "enum": ["x", "y"]}, "additionalProperties": DIGIT,
+        "required": ["x", "y"]},
+    "zod4-date": string(format="date", pattern=ZOD_DATE),
+    "zod4-optional": {**obj(["a"], a=B, b=string(maxLength=3)), "additionalProperties": False},
+    "typebox": {"type": "object", "required": ["k"], "properties": {"k": {"anyOf": [
+        {"const": "l", "type": "string"}, {"const": "r", "type": "string"}]}}},
+    "openapi-nullable": obj(a={**DIGIT, "nullable": True, "example": 5}),
+    "tool-of-mcp": {"$schema": DRAFT7, "type": "object", "properties": {"path": {"type": "string",
+        "description": "file", "maxLength": 8}, "edits": array({**obj(line=DIGIT, text=S),
+        "additionalProperties": False}, maxItems=1), "dry": {"type": "boolean", "default": False}},
+        "required": ["path", "edits"], "additionalProperties": False},
     "any": {},
     "any-property": obj(a={}),
     "true-property": obj(a=True),
@@ -211,6 +349,42 @@ UNSUPPORTED: dict[str, Any] = {
     "oneOf-tag-shared": {"oneOf": [obj(k={"enum": ["a", "b"]}), obj(k={"enum": ["b", "c"]})]},
     "exclusive-in-one": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
     "exclusive-below": {"type": "number", "minimum": -0.5, "exclusiveMaximum": 0},
+    "exclusive-of-no-type": {"exclusiveMinimum": 0, "maximum": 0.5},
+    "exclusive-by-allOf": {"allOf": [number(exclusiveMinimum=0), number(maximum=0.5)]},
+    "exclusive-by-ref": {"$defs": {"p": number(exclusiveMinimum=0)}, "$ref": "#/$defs/p",
+                         "maximum": 0.5},
+    "exclusive-at-one": number(exclusiveMaximum=1, minimum=0.5),
+    "const-beyond-floats": {"const": 12345678901234567890},
+    "enum-beyond-floats": {"enum": [[9007199254740993], 1]},
+    "minimum-beyond-integers": integer(minimum=2**64),
+    "multipleOf-beyond-digits": integer(multipleOf=10**18),
+    "minProperties-of-optional": {**obj([], a=I, b=I, c=I), "minProperties": 2},
+    "minProperties-of-unnamed": {"type": "object", "additionalProperties": I, "minProperties": 2,
+                                 "maxProperties": 2},
+    "maxProperties-beside-open": {**obj([], a=I), "additionalProperties": S, "maxProperties": 1},
+    "patternProperties-overlap": {"type": "object", "additionalProperties": False,
+        "patternProperties": {"^a": I, "b$": DIGIT}, "maxProperties": 2},
+    "maxContains": array(I, contains={"const": 1}, maxContains=1, maxItems=2),
+    "propertyNames-length": {"type": "object", "propertyNames": {"maxLength": 2},
+                             "additionalProperties": I, "maxProperties": 2},
+    "dependencies": {"$schema": DRAFT7, **obj([], a=I, b=I), "dependencies": {"a": ["b"]}},
+    "recursiveRef": {"$schema": DRAFT2019, "$recursiveAnchor": True, "type": "object",
+                     "properties": {"c": {"$recursiveRef": "#"}}},
+    "not-in-allOf": {"allOf": [I, {"not": {"const": 1}}]},
+    "not-required": {**obj([], a=I, b=I), "not": {"required": ["a", "b"]}},
+    "if-of-object": {**obj(["k"], k={"enum": ["a", "b"]}, x=I),
+                     "if": {"properties": {"k": {"const": "a"}}}, "then": {"required": ["x"]}},
+    "oneOf-number-and-integer": {"oneOf": [DIGIT, number(minimum=0, maximum=9)]},
+    "oneOf-required": {**obj([], a=I, b=I), "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    "oneOf-enums-overlap": {"oneOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]},
+    "oneOf-patterns": {"oneOf": [string(pattern="^a+$", maxLength=3), string(pattern="^a$")]},
+    "names-control-open": {**obj(**{"\u0001": I}), "additionalProperties": True},
+    "format-iri": string(format="iri", maxLength=4),
+    "format-password": string(format="password", maxLength=4),
+    "format-binary": string(format="binary", maxLength=4),
+    "pattern-word-boundary": string(pattern="\\bfoo\\b", maxLength=6),
+    "pattern-start-inside": string(pattern="a^b"),
+    "pattern-of-zod-email": string(pattern="^(?!\\.)(?!.*\\.\\.)[a-z.]*@[a-z]+\\.[a-z]{2,}$"),
     "format-unknown": {**S, "format": "phone"},
     "pattern-lookahead": {"type": "string", "pattern": "^(?=a)a$"},
     "pattern-backreference": {"type": "string", "pattern": "^(a)\\1$"},
@@ -237,15 +411,38 @@ MALFORMED: dict[str, Any] = {
     "required-closed": {"type": "object", "required": ["a"], "additionalProperties": False},
     "holds-itself": obj(n={"$ref": "#"}),
     "refers-to-itself": {"$ref": "#"},
+    "refers-in-a-circle": {
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        "$ref": "#/$defs/a",
+    },
+    "refers-in-a-circle-later": {
+        "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}},
+        **obj([], x=I, y={"$ref": "#/$defs/a"}),
+    },
+    "holds-itself-later": {
+        "$defs": {"n": obj(v=I, n={"$ref": "#/$defs/n"})},
+        **obj([], x=I, y={"$ref": "#/$defs/n"}),
+    },
+    "holds-itself-in-arrays": {
+        "$defs": {"n": array({"$ref": "#/$defs/n"}, minItems=1)},
+        "type": "array",
+        "items": {"$ref": "#/$defs/n"},
+    },
+    "const-of-another-type": integer(const="x"),
+    "types-that-exclude-each-other": {"allOf": [{"type": "integer"}, {"type": "string"}]},
+    "multipleOf-zero": integer(multipleOf=0),
+    "minLength-above-maxLength": string(minLength=3, maxLength=2),
+    "minProperties-above-maxProperties": {"type": "object", "minProperties": 3, "maxProperties": 2},
+    "false": {"not": True, "type": "integer", "enum": []},
     "half-a-character": {"const": "\ud83d"},
 }
 
 
-def deep(levels: int) -> Any:
-    schema: Any = I
-    for _ in range(levels):
-        schema = obj(a=schema)
-    return schema
+# Of schemas that name no draft.
+DRAFTS: dict[str, type[Validator]] = {
+    "tuple-without-draft": jsonschema.Draft7Validator,
+    "draft4-exclusive-unnamed": jsonschema.Draft4Validator,
+}
 
 
 def unions(levels: int, word: str = "oneOf") -> Any:

@@ -55,39 +55,6 @@ def as_schema(schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **more}}
 
 
-# ------------------------------------------------------------------------------ each schema
-
-
-@pytest.mark.parametrize("name", table.SCHEMAS)
-def test_answers_are_valid(tiny_server: LiveApp, name: str) -> None:
-    schema = table.SCHEMAS[name]
-    reply = tiny_server.chat(**SHORT, seed=5, n=3, response_format=as_schema(schema, strict=True))
-    assert reply.status == 200, reply.body
-    assert "warning" not in reply.headers
-    for choice in reply.json()["choices"]:
-        assert choice["finish_reason"] == "stop", choice
-        checks = jsonschema.Draft202012Validator.FORMAT_CHECKER
-        value = json.loads(choice["message"]["content"])
-        jsonschema.Draft202012Validator(schema, format_checker=checks).validate(value)
-
-
-@pytest.mark.parametrize("name", table.UNSUPPORTED)
-def test_what_cannot_be_enforced_is_flagged_or_refused(tiny_server: LiveApp, name: str) -> None:
-    schema = table.UNSUPPORTED[name]
-    reply = tiny_server.chat(**{**SHORT, "max_tokens": 8}, response_format=as_schema(schema))
-    assert reply.status == 200 and "json_schema" in reply.headers["warning"]
-    reply = tiny_server.chat(response_format=as_schema(schema, strict=True))
-    at = "response_format.json_schema.schema"
-    assert (reply.status, reply.error["param"]) == (400, at)
-    assert "cannot be enforced" in reply.error["message"]
-
-
-@pytest.mark.parametrize("name", [name for name in table.MALFORMED if "half" not in name])
-def test_malformed_schemas(tiny_server: LiveApp, name: str) -> None:
-    reply = tiny_server.chat(guided_json=table.MALFORMED[name])
-    assert (reply.status, reply.error["param"]) == (400, "guided_json"), reply.body
-
-
 # ----------------------------------------------------------------------------- other forms
 
 

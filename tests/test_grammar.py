@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import random
 import re
 import threading
 import time
 from typing import Any
 
-import jsonschema
 import pytest
 
 from mlxlite.errors import BadRequest, EngineFault
 from mlxlite.text import grammar
-from mlxlite.text.grammar import Grammars, Matcher, Unsupported
+from mlxlite.text.grammar import Grammars, Unsupported
 from mlxlite.text.json_schema import MOST_LEVELS, closed, separated
-from mlxlite.types import Constraint
 from tests import schema_table as table
+from tests.grammars import EOS, VOCAB, allowed, form, takes, walk
 from tests.prepared import TOKENIZER
-
-VOCAB = 512
-EOS = {0, 2}
-# Ids of what ends strings, lists and objects: without a weight random walks are long.
-ENDS = {
-    n for n in range(VOCAB) if TOKENIZER.bytes_of(n) and set(TOKENIZER.bytes_of(n)) <= set(b'"}]')
-}
+from tests.validity import validate
 
 
 @pytest.fixture(scope="module")
@@ -34,65 +26,7 @@ def grammars() -> Grammars:
     return Grammars(TOKENIZER, VOCAB)
 
 
-def form(kind: str, value: Any, **more: Any) -> Constraint:
-    return Constraint(kind, value, "field", "label", **more)
-
-
-def allowed(matcher: Matcher) -> list[int]:
-    words = matcher.mask()
-    return [n for n in range(VOCAB) if words[n >> 5] >> (n & 31) & 1]
-
-
-def walk(matcher: Matcher, seed: int, most: int = 600) -> str:
-    """What a model without any preference writes."""
-    draw, ids = random.Random(seed), list[int]()
-    while not matcher.is_finished:
-        assert len(ids) < most
-        choices = allowed(matcher)
-        assert (set(choices) >= EOS) == matcher.is_accepting, "EOS exactly where it may end"
-        weights = [9 if n in ENDS or n in EOS else 1 for n in choices]
-        (token,) = draw.choices(choices, weights)
-        if token in EOS:
-            break
-        assert token not in TOKENIZER.special_ids
-        matcher.consume(token)
-        ids.append(token)
-    return TOKENIZER.decode(ids, keep_special=True)
-
-
-def validate(text: str, schema: Any) -> None:
-    checks = jsonschema.Draft202012Validator.FORMAT_CHECKER
-    jsonschema.Draft202012Validator(schema, format_checker=checks).validate(json.loads(text))
-
-
 # ------------------------------------------------------------------------------------ schemas
-
-
-@pytest.mark.parametrize("name", table.SCHEMAS)
-def test_what_a_schema_lets_through_is_valid(grammars: Grammars, name: str) -> None:
-    schema = table.SCHEMAS[name]
-    made = grammars.compile(form("json", schema))
-    assert made.notes == ()
-    for seed in range(10):
-        text = walk(made.matcher(), seed)
-        validate(text, schema)
-        assert not re.search(r"(?<=[\[{,:])[ \n\t]", re.sub(r'"(\\.|[^"\\])*"', '""', text))
-
-
-@pytest.mark.parametrize("name", table.UNSUPPORTED)
-def test_what_is_not_enforced_is_told(grammars: Grammars, name: str) -> None:
-    try:
-        assert grammars.compile(form("json", table.UNSUPPORTED[name])).notes
-    except Unsupported as error:
-        assert "support" in str(error) or "registry" in str(error)
-
-
-@pytest.mark.parametrize("name", table.MALFORMED)
-def test_malformed_schemas_are_refused(grammars: Grammars, name: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        grammars.compile(form("json", table.MALFORMED[name]))
-    assert caught.value.param == "field" and caught.value.message.startswith("field ")
-    assert "\n" not in caught.value.message and len(caught.value.message) < 400
 
 
 def test_a_schema_may_come_as_text(grammars: Grammars) -> None:
@@ -183,15 +117,6 @@ def test_expressions(grammars: Grammars, pattern: str, texts: list[str]) -> None
         assert re.fullmatch(pattern, walk(made.matcher(), seed))
 
 
-def takes(matcher: Matcher, text: str) -> bool:
-    """Whether a text is a whole answer."""
-    for token in TOKENIZER.encode(text, add_special_tokens=False):
-        if matcher.is_finished or token not in allowed(matcher):
-            return False
-        matcher.consume(token)
-    return matcher.is_accepting
-
-
 @pytest.mark.parametrize(
     "choices",
     [["yes", "no"], ["a", "ab", "abc"], ["x", "x"], [""], ['say "hi"', "a\\b", "c/d"],
@@ -252,7 +177,7 @@ def test_malformed_forms_are_refused(grammars: Grammars, kind: str, value: Any) 
         ("regex", "a" * 1_000_001, "larger than"),
         ("grammar", "é" * 600_000, "larger than"),
         ("choice", ("a" * 600_000, "b" * 600_000), "larger than"),
-        ("json", table.deep(MOST_LEVELS), "nested deeper"),
+        ("json", table.nested(MOST_LEVELS), "nested deeper"),
         ("json", {"const": json.loads("[" * 500 + "]" * 500)}, "nested deeper"),
         ("json", {"minimum": float("inf")}, "too large"),
         ("json", table.unions(6, "anyOf"), "too large"),
@@ -269,7 +194,7 @@ def test_what_is_too_large_is_refused(grammars: Grammars, kind: str, value: Any,
 
 def test_what_is_just_small_enough_compiles(grammars: Grammars) -> None:
     for schema in (
-        table.deep(45),
+        table.nested(45),
         table.unions(4, "anyOf"),
         {"enum": [f"x{n}" * 9 for n in range(9000)]},
     ):

@@ -85,42 +85,51 @@ def _closed_all(value: JSON) -> JSON:
 
 def separated(schema: JSON, root: JSON | None = None) -> JSON:
     """The schema in words that llguidance keeps, with `anyOf` for each `oneOf` that a tag tells
-    apart: a required property that is another value in each branch, as Pydantic's and OpenAPI's
-    discriminators are. It allows nothing that the schema does not."""
+    apart: a property that is another string in each branch, as Pydantic's and OpenAPI's
+    discriminators are; it is required then. It allows nothing that the schema does not."""
     root = schema if root is None else root
     if not isinstance(schema, Mapping):
         return schema
     out = mapped(schema, lambda each: separated(each, root))
     branches = out.get("oneOf")
-    if isinstance(branches, list) and "anyOf" not in out and _have_tag(branches, root):
-        out["anyOf"] = out.pop("oneOf")
+    if isinstance(branches, list) and "anyOf" not in out and (tag := _tag(branches, root)):
+        out["anyOf"] = [_with_tag(branch, tag, root) for branch in out.pop("oneOf")]
     return reworded(out, functools.partial(_resolved, root=root))
 
 
-def _have_tag(branches: Sequence[JSON], root: JSON) -> bool:
+def _tag(branches: Sequence[JSON], root: JSON) -> str | None:
+    """The property by which no value can be of two branches, once it is there."""
     tables = [_tags(_resolved(branch, root)) for branch in branches]
     shared = set.intersection(*(set(table) for table in tables)) if tables else set()
-    return any(
-        sum(len(table[name]) for table in tables) == len(set().union(*(t[name] for t in tables)))
-        for name in shared
-    )
+    for name in sorted(shared):
+        values = [table[name] for table in tables]
+        if sum(map(len, values)) == len(frozenset[str]().union(*values)):
+            return name
+    return None
 
 
 def _tags(branch: JSON) -> dict[str, frozenset[str]]:
-    """The required properties of an object that are one of some strings."""
+    """The properties of an object that are one of some strings."""
     found: dict[str, frozenset[str]] = {}
     if not isinstance(branch, Mapping) or branch.get("type") != "object":
         return found
-    named, required = branch.get("properties"), branch.get("required")
-    if not isinstance(named, Mapping) or not isinstance(required, list):
-        return found
-    for name, schema in named.items():
-        if name not in required or not isinstance(schema, Mapping):
-            continue
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list) and all(isinstance(value, str) for value in values):
-            found[name] = frozenset(values)
+    named = branch.get("properties")
+    for name, schema in named.items() if isinstance(named, Mapping) else ():
+        if isinstance(schema, Mapping):
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            if isinstance(values, list) and all(isinstance(value, str) for value in values):
+                found[name] = frozenset(values)
     return found
+
+
+def _with_tag(branch: JSON, tag: str, root: JSON) -> JSON:
+    """A branch that requires its tag; within an `allOf` objects would stay open."""
+    required = _resolved(branch, root).get("required", [])
+    if not isinstance(required, list) or tag in required:
+        return branch
+    if "$ref" in branch:
+        return {"allOf": [branch], "required": [tag]}
+    return {**branch, "required": [*required, tag]}
 
 
 def _resolved(schema: JSON, root: JSON) -> JSON:
