@@ -153,6 +153,7 @@ async def serve(
         service.pool, open_model, settings, worker, name
     )
     stopping = asyncio.ensure_future(stop.wait())
+    readying: asyncio.Task[None] | None = None
     try:
         both: set[asyncio.Future[Any]] = {opening, stopping}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -166,9 +167,12 @@ async def serve(
                 announce(line)
             if settings.host in ("0.0.0.0", "::") and not settings.api_key:
                 log.warning("open to the network without a key; --api-key sets one")
+            readying = asyncio.create_task(service.open_grammars())
             await stopping
     finally:
         stopping.cancel()
+        if readying is not None:
+            readying.cancel()
         service.opened(EngineDown("the server is stopping"))  # to who waits for the load
         closing = asyncio.create_task(server.stop(settings.shutdown_s + _LAST_WORDS_S))
         await asyncio.wait({closing}, timeout=settings.shutdown_s)

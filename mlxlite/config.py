@@ -238,6 +238,11 @@ class Settings:
         "log each fill (1), or write it as a line of JSON to this file",
         env="MLXLITE_FILL_TRACE",
         metavar="1|FILE",
+    grammar_debug: str = _knob(
+        "off",
+        "log compiles, masks and ends of grammars",
+        env="MLXLITE_GRAMMAR_DEBUG",
+        choices=("on", "off", "1", "0"),
     )
     embedding_pooling: str = _knob(
         "none",

@@ -24,7 +24,7 @@ from mlxlite.types import JSON, Ask, Constraint
 
 log = logging.getLogger(__name__)
 
-_OFF = ("off", "0")
+OFF = ("off", "0")  # of the setting `grammar`
 _SWITCHED_OFF = "structured output is switched off (MLXLITE_GRAMMAR)"
 _MOST_HINTED = 20_000  # characters of a schema in the prompt
 
@@ -67,7 +67,7 @@ def constrain(ask: Ask, grammars: Grammars, settings: Settings, family: str) -> 
 def _calls(ask: Ask, grammars: Grammars, settings: Settings, family: str, field: str) -> Grammar:
     """The grammar of calls, which are always a promise: kept or refused (decision D8)."""
     tools = [tool for tool in ask.tools if ask.forced_call in (None, "", tool["function"]["name"])]
-    if settings.grammar in _OFF:
+    if settings.grammar in OFF:
         raise BadRequest(f"{field}: {_SWITCHED_OFF}", param=field)
     if family not in call_grammar.FAMILIES:
         raise BadRequest(
@@ -106,7 +106,7 @@ def _answer(ask: Ask, grammars: Grammars, settings: Settings) -> Constrained:
     if wanted is None:
         return Constrained(ask)
     grammar: Grammar | None = None
-    if settings.grammar in _OFF:
+    if settings.grammar in OFF:
         why = _SWITCHED_OFF
     else:
         try:

@@ -99,7 +99,8 @@ class Preparation:
         self.template = template
         self.facts = facts
         self.embedding = embedding
-        self.grammars = Grammars(tokenizer, facts.vocab_size)
+        is_logged = settings.grammar_debug in ("on", "1")
+        self.grammars = Grammars(tokenizer, facts.vocab_size, is_logged=is_logged)
         self._defaults = _sound_defaults(defaults)
         self._seeds = itertools.count(1)
         self._told_of_tools = False

@@ -18,7 +18,7 @@ from typing import TypeVar, TypeVarTuple
 from mlxlite import __version__
 from mlxlite.background import Jobs
 from mlxlite.config import Settings
-from mlxlite.constrain import Constrained, wants_form
+from mlxlite.constrain import OFF, Constrained, wants_form
 from mlxlite.embedding import Embedding
 from mlxlite.errors import BadRequest, Busy, EngineDown
 from mlxlite.lease import Leases
@@ -39,6 +39,7 @@ _POOL_THREADS = 2  # templates and tokenisers; they free the GIL only in part, s
 
 _COMPILERS = 2  # threads for grammars
 _COMPILE_S = 5
+_QUIET_S = 0.5  # without an answer under way: who just started the server asks at once, if at all
 
 
 class Service:
@@ -113,6 +114,25 @@ class Service:
                     f"{field} takes more than {_COMPILE_S} s to compile", param=field
                 ) from None
             raise Busy("other grammars are being compiled; try again later") from None
+
+    async def open_grammars(self) -> None:
+        """Make the vocabulary of grammars as soon as nobody waits for an answer, since that stalls
+        all of them (`grammar._vocabulary`); a form that is asked for earlier does it itself."""
+        preparation = await self.preparation()
+        if self.settings.grammar in OFF:
+            return
+        while True:
+            await self.leases.drained()
+            await asyncio.sleep(_QUIET_S)  # nothing tells that nothing comes
+            if not self.leases.held:
+                break
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._compilers, preparation.grammars.prepare
+            )
+        except Exception:
+            # Whoever asks for a form is told then.
+            log.warning("the vocabulary of grammars cannot be made", exc_info=True)
 
     async def fingerprint(self) -> str:
         """Changes when the same request and seed may give another answer."""

@@ -15,10 +15,13 @@ would read it in ten times the time, with the GIL held.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import logging
 import re
 import threading
 from array import array
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,10 +42,13 @@ from mlxlite.types import JSON, Constraint
 if TYPE_CHECKING:
     import llguidance
 
+log = logging.getLogger(__name__)
+
 MOST_BYTES = 1_000_000  # of a schema, an expression, a grammar, all choices
 _MOST_KEPT = 64  # compiled grammars; a kept one saves its compile, and an agent asks for few
 _LARGEST_KEPT = 64 * 1024  # characters; what is larger may take much memory, compiled
 _MOST_QUOTED = 300  # characters of llguidance's own words
+_BLANK_SLICE = r"[\x20\x0A\x0D\x09]+"
 _BLANKS = r"[ \n\r\t]{0,8}"  # a model that falls into blanks gets out of them again (F69)
 JSON_OPTIONS = {
     "item_separator": ",",
@@ -119,24 +125,63 @@ class Matcher:
             raise EngineFault(f"the grammar failed: {_plain(self._inner.get_error())}")
 
 
-class Grammar:
-    """A compiled form. notes: what of it is not enforced, in llguidance's words."""
+class _Watched(Matcher):
+    """A matcher that logs, once its row lets go of it, what it did (spec 40 section 8)."""
 
-    def __init__(self, inner: llguidance.LLMatcher, notes: tuple[str, ...]) -> None:
+    def __init__(self, inner: llguidance.LLMatcher, name: str) -> None:
+        super().__init__(inner)
+        self._name = name
+        self._masks, self._mask_s, self._taken = 0, 0.0, 0
+
+    def mask(self) -> Sequence[int]:
+        began = time.perf_counter()
+        try:
+            return super().mask()
+        finally:
+            self._masks += 1
+            self._mask_s += time.perf_counter() - began
+
+    def consume(self, token_id: int) -> None:
+        super().consume(token_id)
+        self._taken += 1
+
+    def __del__(self) -> None:
+        if self._inner.is_error():
+            end = "failed"
+        elif self.is_finished:
+            end = "finished"
+        else:
+            end = "could have ended" if self.is_accepting else "left before its end"
+        log.info(
+            "%s: %s after %d tokens; %d masks took %.2f ms",
+            self._name, end, self._taken, self._masks, self._mask_s * 1000,
+        )  # fmt: skip
+
+
+class Grammar:
+    """A compiled form. notes: what of it is not enforced, in llguidance's words. name: in the log,
+    if its matchers are to tell what they did."""
+
+    def __init__(self, inner: llguidance.LLMatcher, notes: tuple[str, ...], name: str = "") -> None:
         self._inner = inner
         self.notes = notes
+        self.name = name
 
     def matcher(self) -> Matcher:
         """A matcher at the start, for one row."""
-        return Matcher(self._inner.deep_copy())
+        copy = self._inner.deep_copy()
+        return _Watched(copy, self.name) if self.name else Matcher(copy)
 
 
 class Grammars:
-    """The grammars of one model. vocab_size: width of its logits. Safe from any thread."""
+    """The grammars of one model. vocab_size: width of its logits. is_logged: tell of each compile
+    and of each row. Safe from any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, is_logged: bool = False) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._is_logged = is_logged
+        self._numbers = itertools.count(1)
         self._opening = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._keeping = threading.Lock()
@@ -173,14 +218,23 @@ class Grammars:
         text = _text(wanted)
         key = (wanted.kind, text, wanted.is_closed, wanted.any_whitespace)
         with self._keeping:
-            if (known := self._kept.get(key)) is not None:
+            known = self._kept.get(key)
+            if known is not None:
                 self._kept.move_to_end(key)
-                return known
+        if known is not None:
+            if known.name:
+                log.info("%s: was kept", known.name)
+            return known
         self.open()
+        began = time.perf_counter()
         if wanted.kind == "json":
             made = self._compile_json(wanted, text)
         else:
             made = self._made(_lark(wanted, text), wanted.field)
+        if self._is_logged:
+            made.name = f"grammar {next(self._numbers)} ({wanted.label})"
+            taken_ms = (time.perf_counter() - began) * 1000
+            log.info("%s: compiled in %.1f ms, %d characters", made.name, taken_ms, len(text))
         if len(text) > _LARGEST_KEPT:
             return made
         with self._keeping:
@@ -252,12 +306,12 @@ class _Bytes:
     """A tokenizer in the shape that llguidance takes: the bytes of each id, and a way to ids."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        size = tokenizer.vocab_size
         self.eos_token_id = min(tokenizer.eos_ids)
         self.bos_token_id = tokenizer.bos_id
         # What the model has no logit for is nothing; and what has no bytes is never allowed.
-        self.tokens = [tokenizer.bytes_of(i) if i < vocab_size else b"" for i in range(size)]
-        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < size)
+        self.tokens = tokenizer.all_bytes()
+        self.tokens[vocab_size:] = [b""] * len(self.tokens[vocab_size:])
+        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < len(self.tokens))
         self._tokenizer = tokenizer
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -266,12 +320,22 @@ class _Bytes:
 
 
 def _vocabulary(tokenizer: Tokenizer, vocab_size: int) -> llguidance.LLTokenizer:
+    """llguidance's tree of all tokens. It is built with the GIL held, which stalls every stream for
+    0.15 s with 50,000 ids: `Service` has it done while nobody waits."""
     import llguidance
 
-    size = tokenizer.vocab_size
-    eos_ids = sorted(token for token in tokenizer.eos_ids if token < size)
-    wrapped = llguidance.TokenizerWrapper(_Bytes(tokenizer, vocab_size))
-    return llguidance.LLTokenizer(wrapped, n_vocab=size, eos_token=eos_ids)
+    spelled = _Bytes(tokenizer, vocab_size)
+    size = len(spelled.tokens)
+    made = llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(spelled),
+        n_vocab=size,
+        eos_token=sorted(token for token in tokenizer.eos_ids if token < size),
+        # Parts of the tree by what strings may hold, a seventh of the work each. The one of blanks
+        # is left out: no mask is faster for it.
+        slices=[each for each in llguidance.LLTokenizer.general_slices() if each != _BLANK_SLICE],
+    )
+    spelled.tokens = []  # the tree has them
+    return made
 
 
 # ----------------------------------------------------------------------------- the forms as text
