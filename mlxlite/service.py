@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,7 +40,24 @@ _POOL_THREADS = 2  # templates and tokenisers; they free the GIL only in part, s
 
 _COMPILERS = 2  # threads for grammars
 _COMPILE_S = 5
+_COMPILE_STACK = 64 * 1024 * 1024  # bytes of address space; memory only where it is used
+_BEGIN_S = 10  # far more than a thread takes to begin
 _QUIET_S = 0.5  # without an answer under way: who just started the server asks at once, if at all
+
+
+def _compilers() -> ThreadPoolExecutor:
+    """Threads with more stack than others: compiling follows references and rules by recursion.
+    They begin here, since the size is one of all threads that do."""
+    before = threading.stack_size(_COMPILE_STACK)
+    try:
+        pool = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="mlxlite-compile")
+        all_begun = threading.Barrier(_COMPILERS + 1)
+        for _ in range(_COMPILERS):
+            pool.submit(all_begun.wait, _BEGIN_S)
+        all_begun.wait(_BEGIN_S)
+    finally:
+        threading.stack_size(before)
+    return pool
 
 
 class Service:
@@ -61,7 +79,7 @@ class Service:
         self.model_folder: Path | None = None
         self.http_stats: Callable[[], dict[str, int]] = dict  # the server's, once there is one
         self.pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxlite-prepare")
-        self._compilers = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="mlxlite-compile")
+        self._compilers = _compilers()
         self._preparation: asyncio.Future[Preparation] = asyncio.get_running_loop().create_future()
 
     def opened(self, outcome: Preparation | Exception) -> None:

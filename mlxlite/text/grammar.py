@@ -29,11 +29,13 @@ from typing import TYPE_CHECKING, Any
 from mlxlite.errors import BadRequest, EngineFault
 from mlxlite.text.json_schema import (
     MOST_LEVELS,
+    MOST_REACH,
     closed,
     doubts,
     endless,
     is_open,
     levels,
+    reach,
     separated,
 )
 from mlxlite.text.tokenizer import Kind, Tokenizer
@@ -61,6 +63,9 @@ JSON_OPTIONS = {
     # (`"a"`, `"\\u0061"`), and an open object would take the second for another one.
     "json_allowed_escapes": '"\\bfnrt',
 }
+_MOST_RULES = 500  # of a grammar that a client wrote; 5,000 in a row end the process
+_RULE = re.compile(r"::=|^[ \t]*[?!]?\w+[^:\"'/\n]*:", re.MULTILINE)
+_EMBEDDED = re.compile(r"%json\b")
 _CONTROL = re.compile(r"\\u00(?:[01].|7f)")  # in JSON: what cannot be written without `\\u`
 # Of errors that no schema would mend: the compiler does not know it, so it is for the degrade path.
 _UNKNOWN_WORDS = (
@@ -365,6 +370,10 @@ def schema_text(value: JSON, field: str) -> str:
             raise BadRequest(f"{field} must be a JSON schema: an object, or its text", param=field)
     if levels(value) > MOST_LEVELS:
         raise BadRequest(f"{field} is nested deeper than {MOST_LEVELS} levels", param=field)
+    if reach(value) > MOST_REACH:
+        raise BadRequest(
+            f"{field} is nested deeper than {MOST_REACH} levels by its references", param=field
+        )
     if endless(value):
         raise BadRequest(
             f"{field} cannot be used: a part of it refers to itself without an end", param=field
@@ -411,9 +420,26 @@ def _lark(wanted: Constraint, text: str) -> str:
     if wanted.kind == "choice":
         alternatives = " | ".join(map(json.dumps, wanted.value))
         return llguidance.LLMatcher.grammar_from_lark(f"start: {alternatives}")
-    if wanted.kind == "grammar" and "::=" in text:
-        text = _from_gbnf(text, wanted.field)
+    if wanted.kind == "grammar":
+        # Rules that refer to rules are followed by recursion, which ends the process if it is deep.
+        if len(_RULE.findall(text)) > _MOST_RULES:
+            raise BadRequest(
+                f"{wanted.field} has more than {_MOST_RULES} rules", param=wanted.field
+            )
+        if "::=" in text:
+            text = _from_gbnf(text, wanted.field)
+        for at in _EMBEDDED.finditer(text):
+            _check_embedded(text[at.end() :], wanted.field)
     return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def _check_embedded(text: str, field: str) -> None:
+    """The same bounds for a schema inside a grammar."""
+    try:
+        schema, _ = json.JSONDecoder().raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return  # the compiler will say what is wrong
+    schema_text(schema, field)
 
 
 def _from_gbnf(text: str, field: str) -> str:

@@ -28,6 +28,7 @@ from mlxlite.text.schema_words import (
 from mlxlite.types import JSON
 
 MOST_LEVELS = 100  # of nesting; llguidance's reader ends at 128
+MOST_REACH = 300  # of nesting, references included; 1,000 end a thread of 8 MB of stack
 
 # Where schemas stand in a schema: under one name, in a list, in a table of names.
 _ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
@@ -50,6 +51,26 @@ def levels(value: JSON) -> int:
             for child in (each.values() if isinstance(each, dict) else each)
         ]
     return depth
+
+
+def reach(schema: JSON) -> int:
+    """How deep a compiler gets that follows each reference where it first meets it, counted up to
+    one more than is allowed. llguidance does so by recursion: 5,000 references in a row end the
+    process."""
+    deepest, followed = 0, set[int]()
+    waiting: list[tuple[JSON, int]] = [(schema, 1)]
+    while waiting and deepest <= MOST_REACH:
+        each, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        if isinstance(each, list):
+            waiting += [(one, depth + 1) for one in reversed(each)]
+        elif isinstance(each, Mapping):
+            inside = list(within(each))
+            if (target := _target(each, schema)) is not None and id(target) not in followed:
+                followed.add(id(target))
+                inside.insert(0, target)
+            waiting += [(one, depth + 1) for one in reversed(inside)]
+    return deepest
 
 
 def closed(schema: JSON) -> JSON:
