@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mlxlite import cli, config
-from mlxlite.bench import command, inner, legs, weights
+from mlxlite.bench import command, forms, inner, legs, weights
 from mlxlite.bench.client import Base, RequestFailed
 from mlxlite.bench.figures import Results
 from mlxlite.bench.legs import Found, Kit, Leg
@@ -342,3 +342,16 @@ def test_bookkeeping_is_measured(tiny_folder: Path, tmp_path: Path) -> None:
 def test_the_prefix_tree_is_measured() -> None:
     found = inner.prefix_ms()
     assert 0 < found["lookup_ms"] < 100 and 0 < found["insert_ms"] < 100
+
+
+def test_forms(tiny_folder: Path, tmp_path: Path) -> None:
+    settings = config.build({"home": str(tmp_path)}, {})
+    said: list[str] = []
+    found = forms.measure(
+        settings, library.describe(tiny_folder, "tiny"), said.append, turns=1, tokens=8
+    )
+    assert set(found) == {
+        "grammar_vocabulary_ms", "grammar_compile_ms", "grammar_step_cost", "grammar_step_cost16",
+        "grammar_rate16",
+    }  # fmt: skip
+    assert found["grammar_rate16"] > 0 and found["grammar_compile_ms"] > 0 and len(said) == 2

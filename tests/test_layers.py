@@ -178,6 +178,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "bench/crowd",
             "bench/filled",
             "bench/inner",
+            "bench/forms",
             "bench/weights",
             "bench/client",
             "bench/servers",

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxlite import __version__
-from mlxlite.bench import figures, inner, legs, report, weights
+from mlxlite.bench import figures, forms, inner, legs, report, weights
 from mlxlite.bench.client import Base, RequestFailed, get
 from mlxlite.bench.matrix import Matrix, run
 from mlxlite.bench.servers import Server, run_once
@@ -103,6 +103,8 @@ def bench(wanted: Wanted, settings: Settings) -> int:
                 run(matrix, _groups(servers, served))
             if legs.INSIDE in names:
                 results.inside = inner.measure(settings, served, _say)
+            if legs.GRAMMAR in names:
+                results.inside |= forms.measure(settings, served, _say)
         except KeyboardInterrupt:
             results.notes.append("the run was interrupted")
         finally:

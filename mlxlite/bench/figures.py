@@ -204,4 +204,7 @@ INSIDE: tuple[tuple[str, str, float, bool, str], ...] = (
     ("decode step through the server to the bare loop's", "decode_share", 97.0, True, " %"),
     ("scheduler and bookkeeping at 16 rows", "bookkeeping_share", 3.0, False, " % of a step"),
     ("two calls in a turn: decode steps saved by fill", "fill_steps_saved", 35.0, True, " %"),
+    ("a step with a grammar over one without", "grammar_step_cost", 2.0, False, " %"),
+    ("compile of a schema of 40 fields", "grammar_compile_ms", 50.0, False, " ms"),
+    ("16 rows with a grammar: rate to 16 without", "grammar_rate16", 90.0, True, " %"),
 )

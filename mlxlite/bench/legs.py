@@ -323,4 +323,5 @@ LEGS: tuple[Leg, ...] = (
     Leg("restart", restart, 2, 2 * PROMPT_TOKENS, owns=True),
 )
 INSIDE = "inside"  # the leg that needs no server: see `inner`
-NAMES = (*(leg.name for leg in LEGS), INSIDE)
+GRAMMAR = "grammar"  # neither does this one: see `forms`
+NAMES = (*(leg.name for leg in LEGS), INSIDE, GRAMMAR)

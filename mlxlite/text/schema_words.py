@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from mlxlite.types import JSON
 
@@ -266,5 +266,5 @@ def is_close(schema: Mapping[str, JSON], name: str, other: Mapping[str, JSON]) -
     return any(_is_number(end) and abs(end - bound) < 1 for end in ends)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
