@@ -49,6 +49,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "grammar": ("off", "off"),
     "grammar_jump": ("off", "off"),
     "grammar_fallback": ("refuse", "refuse"),
+    "grammar_debug": ("1", "1"),
     "heartbeat_s": ("0.5", 0.5),
     "shutdown_s": ("0", 0.0),
     "log_level": ("debug", "debug"),
