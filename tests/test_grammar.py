@@ -192,6 +192,32 @@ def test_what_is_too_large_is_refused(grammars: Grammars, kind: str, value: Any,
     assert time.process_time() - started < 5
 
 
+@pytest.mark.parametrize("length", [280, 5000])
+def test_references_in_a_row(grammars: Grammars, length: int) -> None:
+    """Followed by recursion; 5,000 of them ended the process."""
+    parts: dict[str, Any] = {
+        f"d{n}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{n + 1}"}}}
+        for n in range(length)
+    }
+    schema = {"$defs": {**parts, f"d{length}": table.I}, "$ref": "#/$defs/d0"}
+    if length < 300:
+        assert grammars.compile(form("json", schema)).notes == ()
+        return
+    for kind, value in (("json", schema), ("grammar", f"start: %json {json.dumps(schema)}")):
+        with pytest.raises(BadRequest, match="by its references"):
+            grammars.compile(form(kind, value))
+
+
+@pytest.mark.parametrize("sign", [":", "::="])
+def test_rules_in_a_row(grammars: Grammars, sign: str) -> None:
+    rules = [f"r{n} {sign} r{n + 1}" for n in range(5000)]
+    text = "\n".join(
+        [f"{'start' if sign == ':' else 'root'} {sign} r0", *rules, f'r5000 {sign} "a"']
+    )
+    with pytest.raises(BadRequest, match="more than 500 rules"):
+        grammars.compile(form("grammar", text))
+
+
 def test_what_is_just_small_enough_compiles(grammars: Grammars) -> None:
     for schema in (
         table.nested(45),

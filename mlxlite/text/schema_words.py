@@ -174,6 +174,7 @@ def _reword_counts(out: dict[str, Any]) -> list[str]:
         del out["minProperties"]
     elif least == 1 and 0 < len(names) <= _MOST_ALTERNATIVES and not _is_combined(out):
         del out["minProperties"]
+        # Closed, if nothing is said: `closed` leaves what has an `anyOf` as it is.
         out["anyOf"] = [{"required": [name]} for name in sorted(names)]
         out.setdefault("additionalProperties", False)
     if names <= required:
