@@ -238,6 +238,7 @@ class Settings:
         "log each fill (1), or write it as a line of JSON to this file",
         env="MLXLITE_FILL_TRACE",
         metavar="1|FILE",
+    )
     grammar_debug: str = _knob(
         "off",
         "log compiles, masks and ends of grammars",

@@ -20,8 +20,8 @@ import json
 import logging
 import re
 import threading
-from array import array
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -149,6 +149,11 @@ class _Watched(Matcher):
     def consume(self, token_id: int) -> None:
         super().consume(token_id)
         self._taken += 1
+
+    def masks_along(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        found = super().masks_along(ids)
+        self._taken -= len(ids)  # it went back
+        return found
 
     def __del__(self) -> None:
         if self._inner.is_error():
