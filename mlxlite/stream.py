@@ -75,13 +75,15 @@ async def deltas(
             _record_end(label, None, metrics)
     _record_end(label, done, metrics)
     (await session.settled()).raise_if_not_completed()
+    usage = _usage(done, sink)
     guide = prepared.spec.guide
     if isinstance(guide, FillGuide):
         guide.ended(sink.calls)
+        usage = replace(usage, fill=guide.counters.render())
     if prepared.limit == 0:
-        yield Delta(finish="length", usage=replace(_usage(done, sink), completion_tokens=0))
+        yield Delta(finish="length", usage=replace(usage, completion_tokens=0))
     else:
-        yield Delta(finish=_finish(done, sink), usage=_usage(done, sink), stop=sink.stopped)
+        yield Delta(finish=_finish(done, sink), usage=usage, stop=sink.stopped)
 
 
 def _pushed(sink: Sink, event: Event) -> list[Delta]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -19,8 +19,6 @@ from mlxlite.metrics import Metrics
 from mlxlite.prepare import Prepared
 from mlxlite.session import Sessions
 from mlxlite.stream import Answer, Fold, deltas
-from mlxlite.text.fill.guide import FillGuide
-from mlxlite.text.fill.session import Counters
 from mlxlite.types import JSON, Delta, Usage
 
 _MOST_UNREAD = 256  # deltas that wait for the reader, of all rows
@@ -157,16 +155,18 @@ def total(usages: Sequence[Usage], n: int) -> Usage:
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         lane=max((usage.lane for usage in usages), key=lambda lane: lane == "batched"),
+        fill=_sum_fill(usages),
     )
 
 
-def fill_usage(rows: Sequence[Prepared]) -> dict[str, JSON] | None:
-    """What was filled in the answers of a request, as `usage.fill` has it (spec 50 section 10);
-    None if it was not armed. Once all rows have ended: the engine's thread counts before."""
-    guides = [row.spec.guide for row in rows if isinstance(row.spec.guide, FillGuide)]
-    if not guides:
-        return None
-    counters = Counters()
-    for guide in guides:
-        counters.add(guide.counters)
-    return counters.render()
+def _sum_fill(usages: Sequence[Usage]) -> Mapping[str, JSON] | None:
+    """What was filled in all answers: counts, and lists one after the other."""
+    found: dict[str, JSON] | None = None
+    for usage in usages:
+        if usage.fill is not None:
+            before = found or {}
+            found = {
+                name: before[name] + value if name in before else value
+                for name, value in usage.fill.items()
+            }
+    return found

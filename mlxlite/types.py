@@ -299,6 +299,7 @@ class Usage:
     prefill_s: float
     decode_s: float
     lane: str = "serial"  # see `Done`
+    fill: Mapping[str, JSON] | None = None  # what was filled (spec 50 section 10), if it was armed
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,18 @@ def test_usage(app: ScriptedApp) -> None:
     assert fill["parseFallback"] == 0
 
 
+def test_usage_of_the_other_surfaces(app: ScriptedApp) -> None:
+    app.engine.says(TEXT, portion=10_000)
+    chat = usage_of(app)["fill"]
+    function = WEATHER["function"]
+    asked = {"model": "any", "input": "hello world", "tools": [{"type": "function", **function}]}
+    found = app.ask("POST", "/v1/responses", {**asked, "temperature": 0}).json()
+    assert found["usage"]["fill"] == chat
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    asked = {**ASKED, "tools": [tool], "max_tokens": 500}
+    assert app.ask("POST", "/v1/messages", asked).json()["usage"]["fill"] == chat
+
+
 def test_usage_of_several_answers(app: ScriptedApp) -> None:
     app.engine.says(TEXT, portion=10_000)
     one, two = usage_of(app)["fill"], usage_of(app, n=2)["fill"]

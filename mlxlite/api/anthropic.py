@@ -114,6 +114,8 @@ def render_usage(usage: Usage) -> Turn:
     }
     if usage.reasoning_tokens:
         found["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    if usage.fill is not None:
+        found["fill"] = usage.fill
     return found
 
 

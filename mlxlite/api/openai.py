@@ -25,11 +25,10 @@ from mlxlite.http.routing import (
     encode_json,
     json_response,
 )
-from mlxlite.prepare import Prepared
 from mlxlite.service import Service
 from mlxlite.stream import Answer
-from mlxlite.together import Indexed, fill_usage, fold_together, total
-from mlxlite.types import JSON, CallPiece, Delta, TokenLogprob, Usage
+from mlxlite.together import Indexed, fold_together, total
+from mlxlite.types import CallPiece, Delta, TokenLogprob, Usage
 
 # ---------------------------------------------------------------------------------- rendering
 
@@ -106,13 +105,13 @@ def render_choice(style: Style, index: int, answer: Answer) -> dict[str, Any]:
     return choice
 
 
-def render_whole(style: Style, answers: Sequence[Answer], fill: JSON = None) -> dict[str, Any]:
-    """n answers to one conversation. fill: as `usage.fill` has it, or None."""
+def render_whole(style: Style, answers: Sequence[Answer]) -> dict[str, Any]:
+    """n answers to one conversation."""
     usage = total([answer.usage for answer in answers], len(answers))
     return {
         **style.fields("chat.completion"),
         "choices": [render_choice(style, i, answer) for i, answer in enumerate(answers)],
-        "usage": render_usage(usage, fill),
+        "usage": render_usage(usage),
     }
 
 
@@ -198,20 +197,19 @@ async def chat(service: Service, request: Request) -> Response | EventStream:
     pieces = await service.run_together(rows, f"{request.request_id} chat")
     headers = warning_headers(rows[0].warnings)
     if ask.stream:
-        chunks = _chunks(style, pieces, rows)
+        chunks = _chunks(style, pieces, len(rows))
         return EventStream(
             frames(style.id, chunks), headers=headers, heartbeat_s=service.settings.heartbeat_s
         )
-    answers = await fold_together(pieces, len(rows))
-    return json_response(render_whole(style, answers, fill_usage(rows)), headers=headers)
+    whole = render_whole(style, await fold_together(pieces, len(rows)))
+    return json_response(whole, headers=headers)
 
 
 async def _chunks(
-    style: Style, pieces: Indexed, rows: Sequence[Prepared]
+    style: Style, pieces: Indexed, n: int
 ) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     """The chunks of all answers, each with its index; usage goes out once, alone and last, and
     only if asked (F20)."""
-    n = len(rows)
     seen: list[set[int]] = [set() for _ in range(n)]
     usages: dict[int, Usage] = {}
     try:
@@ -229,5 +227,4 @@ async def _chunks(
     finally:
         await pieces.aclose()
     if style.wants_usage:
-        usage = total([usages[i] for i in range(n)], n)
-        yield style.chunk([], render_usage(usage, fill_usage(rows)))
+        yield style.chunk([], render_usage(total([usages[i] for i in range(n)], n)))

@@ -18,8 +18,7 @@ from mlxlite.types import JSON, Usage
 log = logging.getLogger(__name__)
 
 
-def render_usage(usage: Usage, fill: JSON = None) -> dict[str, Any]:
-    """fill: what was filled; left out where nothing could be."""
+def render_usage(usage: Usage) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -28,7 +27,7 @@ def render_usage(usage: Usage, fill: JSON = None) -> dict[str, Any]:
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "lane": usage.lane,
     }
-    return found if fill is None else {**found, "fill": fill}
+    return found if usage.fill is None else {**found, "fill": usage.fill}
 
 
 def template(chunk: JSON) -> bytes:

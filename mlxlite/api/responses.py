@@ -43,13 +43,14 @@ Event = dict[str, Any]
 
 
 def render_usage(usage: Usage) -> dict[str, JSON]:
-    return {
+    found: dict[str, JSON] = {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+    return found if usage.fill is None else {**found, "fill": usage.fill}
 
 
 def render_logprobs(
