@@ -177,6 +177,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "bench/cost",
             "bench/crowd",
             "bench/filled",
+            "bench/jumped",
             "bench/inner",
             "bench/forms",
             "bench/weights",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from mlxlite.bench import cost, crowd, filled
+from mlxlite.bench import cost, crowd, filled, jumped
 from mlxlite.config import Settings
 from mlxlite.engine.jobs import Jobs
 from mlxlite.engine.loop import Counters, Loop, WorkerOptions
@@ -43,6 +43,11 @@ def measure(
     calls = filled.measure(settings, model)
     say(f"inside: {calls}")
     found["fill_steps_saved"] = 100 * calls.share if calls.is_same else 0.0
+    found["fill_time_share"] = calls.time_share
+    jumps = jumped.measure(settings, model)
+    say(f"inside: {jumps}")
+    found["jump_steps_saved"] = 100 * jumps.steps_saved if jumps.is_same else 0.0
+    found["jump_time_share"] = jumps.time_share
     for surface, seconds in cost.measure(settings, model).items():
         found[f"{surface}_us_a_token"] = seconds * 1e6
     return {name: round(value, 4) for name, value in found.items()}
