@@ -15,6 +15,7 @@ from mlxlite import fields
 from mlxlite.constraints import take_constraint
 from mlxlite.errors import BadRequest
 from mlxlite.text.stops import normalise_stops
+from mlxlite.tool_choice import take_tool_choice
 from mlxlite.types import JSON, Ask
 
 
@@ -29,13 +30,13 @@ def parse_chat(body: Mapping[str, JSON]) -> Ask:
     _refuse_adapter(body)
     template = fields.take(body, fields.TEMPLATE_OPTIONS) or {}
     thinking = fields.take(body, fields.THINKING) or {}
-    tools = fields.take_tools(body)
+    tools, forced_call = take_tool_choice(body, fields.take_tools(body))
     return Ask(
         messages=tuple(messages),
         **_shared(body),
         top_logprobs=_top_logprobs(body),
-        tools=() if body.get("tool_choice") == "none" else tools,
-        forced_call=fields.take_forced_call(body, tools),
+        tools=tools,
+        forced_call=forced_call,
         parallel_tool_calls=fields.take(body, fields.PARALLEL_TOOL_CALLS) is not False,
         enable_thinking=_flag(template, "enable_thinking"),
         preserve_thinking=_flag(template, "preserve_thinking"),

@@ -20,6 +20,7 @@ from mlxlite.errors import BadRequest
 from mlxlite.text import call_grammar
 from mlxlite.text.grammar import Grammar, Grammars, Unsupported
 from mlxlite.text.json_schema import doubts
+from mlxlite.text.tools.writing import Writing
 from mlxlite.types import JSON, Ask, Constraint
 
 log = logging.getLogger(__name__)
@@ -50,29 +51,37 @@ def has_strict(ask: Ask) -> bool:
     return any(tool["function"].get("strict") is True for tool in ask.tools)
 
 
-def constrain(ask: Ask, grammars: Grammars, settings: Settings, family: str) -> Constrained:
+def without_strict(ask: Ask, refused: BadRequest) -> tuple[Ask, str] | None:
+    """An Ask whose strict tools are a hint, and what to warn of; None if it was refused for another
+    reason. On Messages `strict` is never a 400 (clients.md, Requests 6)."""
+    if not has_strict(ask) or not str(refused.param).startswith(("tools", "tool_choice")):
+        return None
+    functions = ({k: v for k, v in t["function"].items() if k != "strict"} for t in ask.tools)
+    tools = tuple({"type": "function", "function": function} for function in functions)
+    return replace(ask, tools=tools), f"strict tools are not enforced ({refused.message})"
+
+
+def constrain(ask: Ask, grammars: Grammars, settings: Settings, writing: Writing) -> Constrained:
     """Compile what an Ask wants. Takes milliseconds to seconds. Raises BadRequest.
 
-    family: how the model writes its calls. A forced call wins over a form of the answer: clients
+    writing: how the model writes its calls. A forced call wins over a form of the answer: clients
     send both (clients.md, Requests 9).
     """
     if ask.forced_call is not None:
-        return Constrained(ask, _calls(ask, grammars, settings, family, "tool_choice"))
+        return Constrained(ask, _calls(ask, grammars, settings, writing, "tool_choice"))
     calls = None
     if has_strict(ask):
-        calls = _calls(ask, grammars, settings, family, "tools")
+        calls = _calls(ask, grammars, settings, writing, "tools")
     return replace(_answer(ask, grammars, settings), calls=calls)
 
 
-def _calls(ask: Ask, grammars: Grammars, settings: Settings, family: str, field: str) -> Grammar:
+def _calls(
+    ask: Ask, grammars: Grammars, settings: Settings, writing: Writing, field: str
+) -> Grammar:
     """The grammar of calls, which are always a promise: kept or refused (decision D8)."""
     tools = [tool for tool in ask.tools if ask.forced_call in (None, "", tool["function"]["name"])]
     if settings.grammar in OFF:
         raise BadRequest(f"{field}: {_SWITCHED_OFF}", param=field)
-    if family not in call_grammar.FAMILIES:
-        raise BadRequest(
-            f"{field}: calls cannot be enforced in this model's format ({family}) yet", param=field
-        )
     for tool in tools:
         is_strict = tool["function"].get("strict") is True
         if is_strict and (unsure := doubts(tool["function"]["parameters"])):
@@ -82,9 +91,11 @@ def _calls(ask: Ask, grammars: Grammars, settings: Settings, family: str, field:
     # What is not strict is enforced if it can be, and what is closed may allow nothing.
     for only_strict, is_closed in itertools.product((False, True), (True, False)):
         text = call_grammar.call_grammar(
-            tools,
+            ask.tools,
+            writing,
             grammars.literal,
-            is_opened=ask.forced_call is None,
+            named=ask.forced_call or "",
+            is_forced=ask.forced_call is not None,
             most_calls=most,
             only_strict=only_strict,
             is_closed=is_closed,

@@ -131,7 +131,9 @@ BEST_OF = Field("best_of", int, "must equal n", "n", low=1)
 ECHO = Field("echo", bool, "the answer starts with the prompt", "false")
 SUFFIX = Field("suffix", str, "must be empty; text to fill up to is not supported", "none")
 TOOLS = Field("tools", list, "functions that the model may call", "none")
-TOOL_CHOICE = Field("tool_choice", object, "auto, none, required or a function", "auto")
+TOOL_CHOICE = Field(
+    "tool_choice", object, "auto, none, required, a function, or which are allowed", "auto"
+)
 PARALLEL_TOOL_CALLS = Field("parallel_tool_calls", bool, "false: end after one call", "true")
 REASONING_EFFORT = Field(
     "reasoning_effort",
@@ -463,30 +465,3 @@ def _function(tool: Mapping[str, JSON], at: str) -> Mapping[str, JSON]:
         path = f"{at}.function.strict"
         raise BadRequest(f"{path} must be of type bool", param=path)
     return {"type": "function", "function": {**function, "parameters": parameters or {}}}
-
-
-def take_forced_call(body: Mapping[str, JSON], tools: Sequence[Mapping[str, JSON]]) -> str | None:
-    """The function that the answer must call, empty for any of them; None if it need not call.
-
-    tools: those of the body. A function is named in Chat's shape, or flat as Responses has it.
-    """
-    name = TOOL_CHOICE.name
-    choice = take(body, TOOL_CHOICE)
-    if choice in (None, "auto", "none"):
-        return None
-    function: JSON = None
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        function = choice.get("function", choice)
-    wanted = function.get("name") if isinstance(function, dict) else None
-    if choice != "required" and not (isinstance(wanted, str) and wanted):
-        raise BadRequest(
-            f"{name} must be auto, none, required, or name a function; other choices are not "
-            "supported yet",
-            param=name,
-        )
-    known = {tool["function"]["name"] for tool in tools}
-    if not known:
-        raise BadRequest(f"{name} asks for a call, but there are no tools", param=name)
-    if wanted is not None and wanted not in known:
-        raise BadRequest(f"{name} names {wanted[:64]!r}, which is none of the tools", param=name)
-    return wanted or ""

@@ -19,17 +19,17 @@ from mlxlite.config import Settings
 from mlxlite.constrain import Constrained, constrain, has_strict
 from mlxlite.embedding import Embedding
 from mlxlite.errors import BadRequest, TooLong
-from mlxlite.text.call_grammar import OPENER
 from mlxlite.text.channels import FINAL_CHANNEL, HARMONY, Thinking, thinking_of
 from mlxlite.text.fill.arm import Fill, MakeGuide
-from mlxlite.text.grammar import Grammars
+from mlxlite.text.grammar import Grammar, Grammars
 from mlxlite.text.guides import Calls, GrammarGuide, Start, TextGuide, closing_ids
 from mlxlite.text.messages import Message, normalise_messages, typed_tool_schemas
 from mlxlite.text.sink import Sink
 from mlxlite.text.template import ChatTemplate, open_think
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.text.tools.families import family_of, route
-from mlxlite.text.tools.generic import Blocks
+from mlxlite.text.tools.harmony import ANSWER
+from mlxlite.text.tools.watched import Watch
 from mlxlite.types import JSON, Ask, Guide, ModelFacts, RowSpec, Sampling, Tone
 
 log = logging.getLogger(__name__)
@@ -106,16 +106,18 @@ class Preparation:
         self._told_of_tools = False
         self._primers: dict[tuple[Any, ...], int] = {}  # mode -> tokens of the generation primer
         self._thinking = thinking_of(template.all_source, facts.model_type)
-        family = family_of(template.tool_source, facts.model_type).name
-        self._fill = Fill(settings, tokenizer, template, family, self._thinking, facts.vocab_size)
+        family = family_of(template.tool_source, facts.model_type)
+        self._writing = family.writing_in(template.tool_source)
+        self._fill = Fill(
+            settings, tokenizer, template, family.name, self._thinking, facts.vocab_size
+        )
         newlines = tokenizer.encode("\n", add_special_tokens=False)
         self._xtc_special_ids = (*sorted(tokenizer.eos_ids), *newlines)
 
     def constrain(self, ask: Ask) -> Constrained:
         """Compile the form that a request asks for. Raises BadRequest. Not for the prepare pool: it
         may take seconds."""
-        family = family_of(self.template.tool_source, self.facts.model_type)
-        return constrain(ask, self.grammars, self.settings, family.name)
+        return constrain(ask, self.grammars, self.settings, self._writing)
 
     def __call__(self, ask: Ask, form: Constrained | None = None) -> Prepared:
         """Resolve a request. Raises BadRequest or TooLong; nothing has reached the engine then.
@@ -366,9 +368,12 @@ class Preparation:
         tools = None
         thinking: Thinking | None = None
         if is_chat:
-            tools = route(self.template.tool_source, self.facts.model_type, ask.tools)
-            if tools is not None and (has_strict(ask) or ask.forced_call is not None):
-                tools = replace(tools, format=Blocks())
+            tools = route(
+                self.template.tool_source,
+                self.facts.model_type,
+                ask.tools,
+                is_watched=has_strict(ask) or ask.forced_call is not None,
+            )
             thinking = self._thinking
 
         def make() -> Sink:
@@ -414,6 +419,8 @@ class Preparation:
             return None
         closing: tuple[int, ...] = ()
         if thinking is not None:
+            if thinking is HARMONY and ask.forced_call is not None:
+                thinking = replace(thinking, closing=f"<|end|>{ANSWER}")
             # Blanks after a thought would be part of an answer whose form is given.
             closing = closing_ids(self.tokenizer, thinking, trims=grammar is not None)
         text = TextGuide(make_sink(), most_calls=most_calls, budget_tokens=budget, closing=closing)
@@ -424,20 +431,39 @@ class Preparation:
             grammar.matcher() if grammar is not None else None,
             self._start(ask, prompt, thinking),
             self.tokenizer.bytes_of,
-            Calls(form.calls, OPENER, self.tokenizer) if form.calls is not None else None,
+            None if form.calls is None else self._calls(form.calls, ask, prompt, thinking),
             jumps=self.settings.grammar_jump in ("on", "1"),
         )
+
+    def _calls(
+        self, grammar: Grammar, ask: Ask, prompt: _Prompt, thinking: Thinking | None
+    ) -> Calls:
+        """What holds the calls that the model makes by itself to their grammar."""
+        has_tags = thinking is not None and thinking.channel is None
+        names = [tool["function"]["name"] for tool in ask.tools]
+        starters = self._writing.starters(names)
+        for each in (*self._writing.openers, *starters):
+            self.grammars.ids_past(each.encode())  # here, as it is slow the first time
+        watch = Watch(
+            self._writing.openers,
+            starters,
+            restart=thinking.closing.strip() if thinking is not None and has_tags else "",
+            at_start=not (has_tags and prompt.opens_thinking),
+        )
+        return Calls(grammar, watch, self.tokenizer, self.grammars)
 
     def _start(self, ask: Ask, prompt: _Prompt, thinking: Thinking | None) -> Start:
         """How an answer whose form is given may begin."""
         size = self.facts.vocab_size
+        if thinking is HARMONY and ask.forced_call is not None:
+            return Start(size, self._eos_ids)  # the grammar of the calls has its thinking in it
         if thinking is HARMONY:  # it names a channel before all that it says
             return Start(size, frozenset() if ask.tools else self._eos_ids, prefix=FINAL_CHANNEL)
         thought_id = call_id = None
         if thinking is not None and not prompt.opens_thinking and self.thinks(ask) is not False:
             thought_id = self._known_id(thinking.opening.split("thought")[0])
         if ask.tools and ask.forced_call is None:
-            call_id = self._known_id(OPENER)
+            call_id = next(filter(None, map(self._known_id, self._writing.openers)), None)
         return Start(size, self._eos_ids, thought_id, call_id)
 
     def _known_id(self, text: str) -> int | None:

@@ -205,7 +205,7 @@ def test_blocks_of_servers_are_skipped() -> None:
 
 def test_tools() -> None:
     dressed = {
-        **TOOL, "type": "custom", "strict": True, "defer_loading": True, "input_examples": [],
+        **TOOL, "type": "custom", "strict": False, "defer_loading": True, "input_examples": [],
         "cache_control": {"type": "ephemeral"}, "eager_input_streaming": True,
     }  # fmt: skip
     servers = [
@@ -217,6 +217,8 @@ def test_tools() -> None:
     for tools in ([TOOL], [dressed], [{**TOOL, "type": None}], [*servers, TOOL]):
         (found,) = parse(tools=tools).tools
         assert found == {"type": "function", "function": FUNCTION}
+    (strict,) = parse(tools=[{**TOOL, "strict": True}]).tools
+    assert strict["function"] == {**FUNCTION, "strict": True}
     assert parse(tools=servers).tools == parse(tools=[]).tools == parse(tools=None).tools == ()
     (bare,) = parse(tools=[{"name": "a-b.c_d", "input_schema": {}}]).tools
     assert bare["function"] == {"name": "a-b.c_d", "parameters": {}}
@@ -309,6 +311,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{"name": "f", "type": "custom", "input_schema": []}]}, "tools[0].input_schema"),
     ({"tools": [{**TOOL, "description": 5}]}, "tools[0].description"),
+    ({"tools": [{**TOOL, "strict": "yes"}]}, "tools[0].strict"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"tool_choice": {}}, "tool_choice.type"),
     ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),

@@ -238,7 +238,7 @@ PROMISES = [
     ("tool_choice", '""'),
     ("tool_choice", "{}"),
     ("tool_choice", '{"type": "function", "function": {"name": "f"}}'),
-    ("tool_choice", '{"type": "allowed_tools", "allowed_tools": {"mode": "required"}}'),
+    ("tool_choice", '{"type": "image_generation"}'),
     ("functions", '[{"name": "f"}]'),
     ("function_call", '{"name": "f"}'),
     ("adapter", '"mine"'),

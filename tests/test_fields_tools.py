@@ -144,11 +144,12 @@ def test_forced_calls(choice: Any, forced: str | None) -> None:
         ([ADD], {"type": "function", "function": {"name": "sub"}}),
         ([ADD], {"type": "function", "function": {"name": ""}}),
         ([ADD], {"type": "function", "function": "add"}),
-        ([ADD], {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}),
+        ([ADD], {"type": "web_search"}),
+        ([ADD], {"type": "custom", "custom": {"name": "add"}}),
         ([ADD], {}),
         ([ADD], "Required"),
     ],
-    ids=["no-tools", "unknown", "empty", "no-object", "allowed", "nothing", "case"],
+    ids=["no-tools", "unknown", "empty", "no-object", "hosted", "custom", "nothing", "case"],
 )
 def test_forced_calls_that_cannot_be(tools: Any, choice: Any) -> None:
     with pytest.raises(BadRequest) as caught:
@@ -166,3 +167,45 @@ def test_wrong_tool_choice(choice: Any) -> None:
 @pytest.mark.parametrize(("given", "parallel"), [(None, True), (True, True), (False, False)])
 def test_parallel_tool_calls(given: Any, parallel: bool) -> None:
     assert ask([ADD], parallel_tool_calls=given).parallel_tool_calls is parallel
+
+
+def allowed(mode: Any, *listed: Any, is_flat: bool = False) -> dict[str, Any]:
+    inner = {"mode": mode, "tools": list(listed)}
+    return {"type": "allowed_tools", **(inner if is_flat else {"allowed_tools": inner})}
+
+
+@pytest.mark.parametrize("is_flat", [False, True], ids=["nested", "flat"])
+@pytest.mark.parametrize(("mode", "forced"), [("auto", None), ("required", "")])
+def test_allowed_tools(mode: str, forced: str | None, is_flat: bool) -> None:
+    """Those that are not allowed are as if they had not been sent."""
+    tools = [named("a"), ADD, named("c")]
+    for listed in ([named("c"), named("a")], [{"type": "function", "name": n} for n in "ac"]):
+        choice = allowed(mode, *listed, {"type": "mcp", "server_label": "x"}, is_flat=is_flat)
+        found = ask(tools, tool_choice=choice)
+        assert [tool["function"]["name"] for tool in found.tools] == ["a", "c"]
+        assert found.forced_call == forced
+    assert names(tools, tool_choice=allowed("auto", {"type": "web_search"})) == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ({"type": "allowed_tools"}, "mode"),
+        ({"type": "allowed_tools", "allowed_tools": 5}, "allowed_tools"),
+        ({"type": "allowed_tools", "allowed_tools": {}}, "allowed_tools.mode"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}, "allowed_tools.tools"),
+        ({"type": "allowed_tools", "mode": "required", "tools": {}}, "tools"),
+        (allowed("none", ADD), "allowed_tools.mode"),
+        (allowed(1, ADD, is_flat=True), "mode"),
+        (allowed("auto", ADD, 5), "allowed_tools.tools[1]"),
+        (allowed("auto", {"type": "function"}), "allowed_tools.tools[0]"),
+        (allowed("auto", named("sub")), "allowed_tools.tools[0]"),
+        (allowed("required"), "allowed_tools.tools"),
+        (allowed("required", {"type": "web_search"}, is_flat=True), "tools"),
+    ],
+)
+def test_allowed_tools_that_cannot_be(choice: Any, param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        ask([ADD], tool_choice=choice)
+    assert caught.value.param == f"tool_choice.{param}"
+    assert caught.value.message.startswith(f"tool_choice.{param} ")

@@ -182,6 +182,20 @@ def test_a_strict_call_is_kept_to_its_schema(words: Tokenizer) -> None:
     assert row.mask is None
 
 
+def test_a_marker_ends_with_its_token() -> None:
+    """A token that went on after it could say what the form does not allow."""
+    backend = tiny.make_tokenizer()
+    backend.add_tokens(["call>x", "call>", ">{"])
+    words = Tokenizer(backend, eos_ids=[0, 2], bos_token=BOS, eos_token=EOS)
+    row = Row(guide_of(words, tools=(tool("add", strict=True),)), words).say("a <tool_")
+    assert row.allows("call>") and not row.allows("call>x") and row.allows("x")
+    assert row.say("x").allows("call>x"), "it was none"
+    row.say("<tool_").say("call")
+    assert not row.allows(">{") and row.allows(">")
+    row.say(">").say('{"name": "add", "arguments": {"n":true}}\n</tool_call>')
+    assert row.mask is None
+
+
 def test_one_strict_call_if_told() -> None:
     guide = guide_of(tools=(tool("add", strict=True),), parallel_tool_calls=False)
     row = Row(guide).say(CALL.removesuffix("\n</tool_call>"))
@@ -214,19 +228,3 @@ def test_a_call_instead_of_the_form() -> None:
     assert row.may_end
     answer = Row(guide_of(tools=(tool("add"),), constraint=TWO, enable_thinking=False)).say("1")
     assert not answer.allows("<tool_call>")
-
-
-@pytest.mark.parametrize("family", ["mistral", "llama3", "glm"])
-def test_families_whose_calls_are_not_enforced(family: str) -> None:
-    from mlxlite.errors import BadRequest
-
-    template = {
-        "mistral": "[TOOL_CALLS]", "llama3": "<|start_header_id|>parameters", "glm": "<arg_key>",
-    }[family]  # fmt: skip
-    for asked, param in (
-        ({"forced_call": ""}, "tool_choice"),
-        ({"tools": (tool("add", strict=True),)}, "tools"),
-    ):
-        with pytest.raises(BadRequest, match=f"{family}.* yet") as caught:
-            guide_of(template=template, **{"tools": (tool("add"),), **asked})
-        assert caught.value.param == param

@@ -31,11 +31,17 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "sandbox",
             "template",
             "stops",
+            "schema_words",
+            "json_schema",
             "tools/__init__",
             "tools/format",
             "tools/repair",
             "tools/values",
             "tools/arguments",
+            "tools/writing",
+            "tools/shapes",
+            "tools/notation",
+            "tools/elements",
             "tools/router",
             "tools/hermes",
             "tools/qwen_xml",
@@ -51,12 +57,11 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "tools/pythonic",
             "tools/minimax",
             "tools/harmony",
+            "tools/watched",
             "tools/families",
             "tools/strict",
             "channels",
             "sink",
-            "schema_words",
-            "json_schema",
             "grammar",
             "call_grammar",
             "guides",
@@ -132,6 +137,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
         "",
         (
             "constraints",
+            "tool_choice",
             "asks",
             "constrain",
             "lease",
@@ -278,7 +284,7 @@ LATE: dict[str, set[str]] = {
 MOST_LINES_A_FILE = 500
 # What grows with the models that there are is counted apart: tool families and cache layouts; and
 # so is what measures. The rest has outgrown the 16,000 lines that the project's notes began with.
-MOST_LINES = 23_500
+MOST_LINES = 24_000
 APART = ("text/tools/", "models/kv_", "bench/")
 
 

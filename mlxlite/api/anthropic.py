@@ -15,11 +15,11 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxlite.api.anthropic_request import UNTHREADED, Turn, parse_messages
-from mlxlite.constrain import warning_headers
-from mlxlite.errors import EngineFault, MlxliteError
+from mlxlite.constrain import warning_headers, without_strict
+from mlxlite.errors import BadRequest, EngineFault, MlxliteError
 from mlxlite.http.routing import (
     HOLE,
     EventStream,
@@ -224,7 +224,13 @@ def _frame(event: Turn) -> bytes:
 async def messages(service: Service, request: Request) -> Response | EventStream:
     """POST /v1/messages"""
     ask = await service.in_pool(parse_messages, await request.json())
-    prepared = await service.prepare(ask)
+    try:
+        prepared = await service.prepare(ask)
+    except BadRequest as error:
+        if (loose := without_strict(ask, error)) is None:
+            raise
+        prepared = await service.prepare(loose[0])
+        prepared = replace(prepared, warnings=(*prepared.warnings, loose[1]))
     message_id = f"msg_{secrets.token_hex(12)}"
     opening = render_opening(message_id, service.model_id, len(prepared.spec.prompt_ids))
     pieces = await service.run(prepared, f"{request.request_id} messages")

@@ -29,6 +29,9 @@ OUTPUT_CONFIG = Field("output_config", dict, "format; effort is a hint", "{}")
 FORMAT = Field("format", dict, "type json_schema, schema", "text")
 OUTPUT_FORMAT = Field("output_format", dict, "the same, by its earlier name", "none")
 DESCRIPTION = Field("description", str, "what a tool is for", "none")
+STRICT = Field(
+    "strict", bool, "true: arguments follow the schema, if that can be enforced", "false"
+)
 
 _PASSED = (fields.MODEL, fields.STREAM, fields.MAX_TOKENS, fields.THINKING, *fields.SAMPLING)
 
@@ -232,8 +235,8 @@ def _wrong(at: str, kind: str) -> BadRequest:
 
 
 def _tools(body: Mapping[str, JSON]) -> list[Turn]:
-    """The client's own tools as functions. Those that Anthropic's servers run are skipped, and so
-    is `strict`, a hint here (clients.md, Requests 6 and 7)."""
+    """The client's own tools as functions. Those that Anthropic's servers run are skipped
+    (clients.md, Requests 7)."""
     found = []
     for n, tool in enumerate(fields.take(body, fields.TOOLS) or []):
         at = f"tools[{n}]"
@@ -249,6 +252,8 @@ def _tools(body: Mapping[str, JSON]) -> list[Turn]:
         about = fields.take(tool, DESCRIPTION, f"{at}.")
         described = {} if about is None else {"description": about}
         function = {"name": tool["name"], **described, "parameters": schema}
+        if fields.take(tool, STRICT, f"{at}.") is True:
+            function["strict"] = True
         found.append({"type": "function", "function": function})
     return found
 

@@ -1,13 +1,12 @@
 """The calls of a request as a grammar (floor 1, column "text"; decision D8).
 
-    start: call
-    call: "<tool_call>" "\\n" body "\\n" "</tool_call>"
-    body: body0 | body1
-    body0: "{\\"name\\": \\"add\\", \\"arguments\\": " arguments0 "}"
+    start: call (between call){0,15}           in the markup of the model's family (`tools/writing`)
+    call: body0 | body1
+    body0: "<tool_call>\\n{\\"name\\": \\"add\\", \\"arguments\\": " arguments0 "}\\n</tool_call>"
     arguments0: %json {"type": "object", ...}
 
-The envelope of Hermes and Qwen, which is also what a model is asked for that has no format of its
-own. Other families write no JSON, or not in such a block; theirs are not here yet.
+The same grammar serves calls that must come, where it is the whole answer, and calls that the model
+makes by itself, where it begins with the marker that the model wrote.
 """
 
 from __future__ import annotations
@@ -16,50 +15,101 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from mlxlite.errors import BadRequest
-from mlxlite.text.grammar import JSON_OPTIONS, schema_text
+from mlxlite.text.grammar import schema_text
 from mlxlite.text.json_schema import closed, separated
+from mlxlite.text.tools.writing import Function, Inexpressible, Rules, Writing
 from mlxlite.types import JSON
 
-FAMILIES = ("hermes", "generic")
-OPENER, _CLOSER = "<tool_call>", "</tool_call>"
 _MOST_CALLS = 16  # of one answer that must be calls: weak models do not end by themselves
+_ANY: Mapping[str, JSON] = {"type": "object"}
 
 
 def call_grammar(
     tools: Sequence[Mapping[str, JSON]],
+    writing: Writing,
     literal: Callable[[str], str],
     *,
-    is_opened: bool,
+    named: str = "",
+    is_forced: bool,
     most_calls: int | None,
     only_strict: bool,
     is_closed: bool = True,
 ) -> str:
     """A grammar in Lark of calls to these tools (OpenAI's shape). Raises BadRequest.
 
-    literal: a text -> Lark. is_opened: the model has written the opening marker of a single call,
-    which is not part of the grammar then. only_strict: arguments of tools that are not strict may
-    be any object. is_closed: objects are closed (`json_schema`).
+    literal: a text -> Lark. named: the only one that may be called, if any. is_forced: the whole
+    answer is calls; otherwise the grammar is of one block of them. only_strict: arguments of tools
+    that are not strict may be any object; they may be so too where the family's markup cannot write
+    what their schema says. is_closed: objects are closed (`json_schema`).
     """
-    rules = []
+    rules = Rules(literal, writing.markers)
+    bodies = []
     for n, tool in enumerate(tools):
         function = tool["function"]
-        opening = f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": '
-        schema: JSON = {"type": "object"}
-        if not only_strict or function.get("strict") is True:
-            schema = _arguments(function, f"tools[{n}].function.parameters", is_closed)
-        rules.append(f'body{n}: {json.dumps(opening)} arguments{n} "}}"')
-        rules.append(f"arguments{n}: %json {json.dumps(schema)}")
-    bodies = " | ".join(f"body{n}" for n in range(len(tools)))
-    head = "" if is_opened else literal(OPENER) + " "
-    most = 1 if is_opened else min(most_calls or _MOST_CALLS, _MOST_CALLS)
-    more = "" if most == 1 else f' ("\\n" call){{0,{most - 1}}}'
-    call = f'call: {head}"\\n" body "\\n" {literal(_CLOSER)}'
-    return "\n".join([f"start: call{more}", call, f"body: {bodies}", *rules])
+        if named not in ("", function["name"]):
+            continue
+        field = f"tools[{n}].function"
+        is_strict = function.get("strict") is True
+        schema = _ANY
+        if is_strict or not only_strict:
+            schema = _arguments(function, f"{field}.parameters", is_closed)
+        bodies.append(_body(rules, writing, function, schema, field, is_strict))
+    call = rules.add(" | ".join(bodies))
+    start = _start(rules, writing, call, is_forced, most_calls)
+    return "\n".join([f"start: {start}", *rules.lines()])
 
 
-def _arguments(function: Mapping[str, JSON], field: str, is_closed: bool) -> JSON:
+def _start(
+    rules: Rules, writing: Writing, call: str, is_forced: bool, most_calls: int | None
+) -> str:
+    most = min(most_calls or _MOST_CALLS, writing.most_calls or _MOST_CALLS, _MOST_CALLS)
+    if not is_forced and not writing.opening:
+        most = 1  # the next one has a marker of its own
+    block = rules.markup(writing.opening) + " " if writing.opening else ""
+    block += call
+    if most > 1:
+        between = rules.markup(writing.between) + " " if writing.between else ""
+        block += f" ({between}{call}){{0,{most - 1}}}"
+    if writing.closing:
+        block += " " + rules.markup(writing.closing)
+    if is_forced:
+        return f"{writing.thought(rules)} {block}".lstrip()
+    if writing.leads:
+        leads = " | ".join(map(rules.markup, writing.leads))
+        return f"({leads})? {block}"
+    return block
+
+
+def _body(
+    rules: Rules,
+    writing: Writing,
+    function: Mapping[str, JSON],
+    schema: Mapping[str, JSON],
+    field: str,
+    is_strict: bool,
+) -> str:
+    name = function["name"]
+    parameters = function.get("parameters") or {}
+    told = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    known = told if isinstance(told, Mapping) else {}
+    try:
+        return writing.call(rules, Function(name, schema, known, is_strict))
+    except Inexpressible as error:
+        why = f"{field} cannot be enforced: {error}"
+        if is_strict:
+            raise BadRequest(why, param=field) from None
+    try:
+        return writing.call(rules, Function(name, _ANY, known))
+    except Inexpressible:
+        raise BadRequest(why, param=field) from None
+
+
+def _arguments(function: Mapping[str, JSON], field: str, is_closed: bool) -> Mapping[str, JSON]:
     schema = json.loads(schema_text(function.get("parameters") or {}, field))
     if schema.setdefault("type", "object") != "object":
         raise BadRequest(f"{field} must describe an object", param=field)
+    if is_closed and (schema.get("properties", schema) in ({}, _ANY)):
+        schema.setdefault("additionalProperties", False)  # it has no parameters
     schema = separated(schema)
-    return {**(closed(schema) if is_closed else schema), "x-guidance": JSON_OPTIONS}
+    found: Mapping[str, JSON] = closed(schema) if is_closed else schema
+    return found

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxlite.text.tools.format import Format, Kind, Markers, Reader, Reading
-from mlxlite.text.tools.harmony import Harmony
+from mlxlite.text.tools.harmony import ANSWER, Harmony
 
 # ------------------------------------------------------------------------------------ think tags
 
@@ -111,7 +111,7 @@ GEMMA = Thinking("<|channel>thought\n", "\n<channel|>", GemmaChannel())
 FINAL_CHANNEL = "<|channel|>final<|message|>"  # what Harmony's answers begin with
 HARMONY = Thinking(
     "<|channel|>analysis<|message|>",
-    f"<|end|><|start|>assistant{FINAL_CHANNEL}",
+    f"<|end|>{ANSWER}{FINAL_CHANNEL}",
     Harmony(),
 )
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from mlxlite.text.channels import Thinking
-from mlxlite.text.grammar import Grammar, Matcher
+from mlxlite.text.grammar import Grammar, Grammars, Matcher
 from mlxlite.text.sink import Sink
 from mlxlite.text.tokenizer import Tokenizer
+from mlxlite.text.tools.watched import Watch, spelled_ids
 from mlxlite.types import Run, Verdict
 
 
@@ -102,16 +103,20 @@ class Start:
 class Calls:
     """Keeps the calls that a model makes by itself to a grammar; all else is free.
 
-    grammar: of a call after its opening marker. tokenizer: of the model, which may write the marker
-    in pieces.
+    grammar: of a call, its opening marker included. watch: finds that marker, which the model may
+    write in pieces; the last piece must end where the marker does. tokenizer, grammars: of the
+    model.
     """
 
-    def __init__(self, grammar: Grammar, opener: str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, grammar: Grammar, watch: Watch, tokenizer: Tokenizer, grammars: Grammars
+    ) -> None:
         self._grammar = grammar
-        self._opener = opener.encode()
+        self._watch = watch
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._matcher: Matcher | None = None  # of the open call
-        self._seen = b""
+        self._is_apart = False  # ids that go on after a marker are masked
 
     @property
     def matcher(self) -> Matcher | None:
@@ -121,23 +126,33 @@ class Calls:
     def take(self, token_id: int) -> Sequence[int] | None:
         """Takes an id; the next mask, empty where all is free, or None if it stays as it is."""
         if self._matcher is None:
-            spelled = self._tokenizer.bytes_of(token_id)
-            self._seen += spelled
-            _, found, rest = self._seen.rpartition(self._opener)
-            self._seen = self._seen[-len(self._opener) :]
-            if not found:
-                return None
-            self._seen = b""
+            begun = self._watch.take(self._tokenizer.bytes_of(token_id))
+            if begun is None:
+                return self._kept_apart()
+            self._is_apart = False
             self._matcher = self._grammar.matcher()
-            # A token may hold the end of the marker and what follows.
-            for each in self._tokenizer.encode(rest.decode("utf-8", "replace"), False):
+            for each in spelled_ids(begun, self._tokenizer):
                 self._matcher.consume(each)
         else:
             self._matcher.consume(token_id)
         if self._matcher.is_finished:
             self._matcher = None
+            self._watch.ended()
             return ()
         return self._matcher.mask()
+
+    def _kept_apart(self) -> Sequence[int] | None:
+        """The mask without the ids that end a marker and say more: the grammar could refuse it."""
+        missing = self._watch.pending()
+        ids = {token for text in missing for token in self._grammars.ids_past(text)}
+        if not ids:
+            was_apart, self._is_apart = self._is_apart, False
+            return () if was_apart else None
+        self._is_apart = True
+        words = array("I", [0xFFFFFFFF]) * ((self._grammars.vocab_size + 31) // 32)
+        for token in ids:
+            words[token >> 5] &= ~(1 << (token & 31)) & 0xFFFFFFFF
+        return words
 
 
 class Phase(Enum):
@@ -269,10 +284,11 @@ class GrammarGuide:
         return None if self._answer.is_finished else self._answer.mask()
 
     def _await_prefix(self, token_id: int) -> Sequence[int] | None:
+        mask = None if self._calls is None else self._calls.take(token_id)
         prefix = self._start.prefix.encode()
         self._seen = (self._seen + self._spell(token_id))[-len(prefix) :]
         if self._seen != prefix:
-            return None
+            return mask
         self._phase = Phase.GRAMMAR
         return self._answer.mask()
 

@@ -4,6 +4,7 @@
                That only narrows what is allowed, so an answer still fits the schema as it was sent
     separated  in words that llguidance keeps (`schema_words`); and a `oneOf` whose branches exclude
                each other by a tag is an `anyOf`, which compiles
+    pointed    what a reference within a schema refers to
     doubts     what llguidance takes and does not keep
     endless    whether a part allows nothing, since it contains itself: rows would be stuck there
 
@@ -27,6 +28,18 @@ from mlxlite.text.schema_words import (
 )
 from mlxlite.types import JSON
 
+# How llguidance reads a schema: compact JSON; what it does not know is told as a warning, where by
+# default it would be an error.
+JSON_OPTIONS = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": False,
+    "lenient": True,
+    "coerce_one_of": True,
+    # Letters after a backslash. Without `u`: the name of a property could be spelled in two ways
+    # (`"a"`, `"\\u0061"`), and an open object would take the second for another one.
+    "json_allowed_escapes": '"\\bfnrt',
+}
 MOST_LEVELS = 100  # of nesting; llguidance's reader ends at 128
 MOST_REACH = 600  # the same with references followed; 1,000 fit 8 MB of stack, 2,000 do not
 
@@ -154,13 +167,17 @@ def _with_tag(branch: JSON, tag: str, root: JSON) -> JSON:
 
 
 def _resolved(schema: JSON, root: JSON) -> JSON:
-    """What a reference by a JSON pointer, such as `#/$defs/Cat`, refers to; else itself."""
+    """A schema, or what it refers to by a JSON pointer, such as `#/$defs/Cat`."""
     target = _target(schema, root)
     return schema if target is None else target
 
 
 def _target(schema: JSON, root: JSON) -> JSON:
-    target = schema.get("$ref") if isinstance(schema, Mapping) else None
+    return pointed(schema.get("$ref"), root) if isinstance(schema, Mapping) else None
+
+
+def pointed(target: JSON, root: JSON) -> JSON:
+    """What a reference into `root` refers to, as `#/$defs/Cat` does; None if nothing."""
     if not isinstance(target, str) or target[:1] != "#" or target[1:2] not in ("", "/"):
         return None
     found = root
@@ -168,7 +185,7 @@ def _target(schema: JSON, root: JSON) -> JSON:
         key = key.replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping) and key in found:
             found = found[key]
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+        elif isinstance(found, list) and key.isdecimal() and int(key[:9]) < len(found):
             found = found[int(key)]
         else:
             return None

@@ -11,9 +11,11 @@ What comes after the separator tells which: an object at once, or the name on a 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from mlxlite.text.tools.format import Broken, Reader, Reading
 from mlxlite.text.tools.kimi import MOST_HEAD_CHARS, Sectioned
+from mlxlite.text.tools.writing import Script, Slot
 
 _BEFORE_OBJECT = re.compile(r"[^{<]*")
 _NAME_AND_FENCE = re.compile(r"\s*(\S+)\s*(?:```(?:json)?)?\s*")
@@ -35,3 +37,24 @@ class DeepSeek(Sectioned):
         if found is None:
             raise Broken
         return found.group(1)
+
+
+WRITING = Script(
+    markers=DeepSeek().markers,
+    openers=(DeepSeek.section,),
+    opening=DeepSeek.section,
+    closing=DeepSeek.section_end,
+    names=r"[^\s<{`]{1,200}",
+    pieces=(
+        *(DeepSeek.call, Slot.NAME, DeepSeek.separator),
+        *(Slot.ARGUMENTS, DeepSeek.call_end),
+    ),
+)
+WRITING_FENCED = replace(
+    WRITING,
+    between="\n",
+    pieces=(
+        *(f"{DeepSeek.call}function{DeepSeek.separator}", Slot.NAME, "\n```json\n"),
+        *(Slot.ARGUMENTS, f"\n```{DeepSeek.call_end}"),
+    ),
+)

@@ -8,7 +8,7 @@ forgets to escape.
 
 from __future__ import annotations
 
-from mlxlite.text.tools.gemma4 import Gemma4
+from mlxlite.text.tools.gemma4 import Gemma4, writing_of
 
 
 class FunctionGemma(Gemma4):
@@ -16,3 +16,6 @@ class FunctionGemma(Gemma4):
 
     opener, closer, quote = "<start_function_call>", "<end_function_call>", "<escape>"
     bare_text = True
+
+
+WRITING = writing_of(FunctionGemma)

@@ -9,15 +9,21 @@ FunctionGemma writes the same with other sentinels.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from mlxlite.text.tools.format import Broken, Ended, Markers, Reader, Reading, Refused
 from mlxlite.text.tools.hermes import rest_of_block
+from mlxlite.text.tools.notation import Notation
 from mlxlite.text.tools.repair import compact, repaired
+from mlxlite.text.tools.shapes import members, text_bounds
+from mlxlite.text.tools.writing import Function, Inexpressible, Rules, Writing, one_of, quoted
 from mlxlite.types import JSON
 
 _HEAD = re.compile(r"\s*,?\s*call:\s*([\w.-]+)\s*(?=\{)")
+_BARE_KEY = re.compile(r"""[^\s{}\[\],:"<]+""")
 
 
 class Gemma4:
@@ -116,3 +122,52 @@ class Gemma4:
 
 def _is_json(word: str) -> bool:
     return repaired(f'{{"v":{word}}}') is not None
+
+
+class _Notation(Notation):
+    """Keys are bare, and strings stand between quotes of its own. mark: such a quote."""
+
+    def __init__(self, rules: Rules, function: Function, mark: str) -> None:
+        super().__init__(rules, function.schema, (mark,), function.is_strict)
+        self._mark = mark
+
+    def string(self, schema: Mapping[str, JSON]) -> str:
+        text = self.rules.up_to(self._mark, within=text_bounds(schema))
+        return self.rules.add(f"{self.rules.markup(self._mark)} {text}")
+
+    def text(self, value: str) -> str:
+        return f"{self._mark}{value}{self._mark}"
+
+    def key(self, name: str) -> str:
+        if _BARE_KEY.fullmatch(name):
+            return name
+        if self._mark in name:
+            raise Inexpressible(f"this model's calls cannot write the key {name[:64]!r}")
+        return json.dumps(name, ensure_ascii=False)
+
+    def other_key(self, named: Sequence[str]) -> str:
+        return rf"/[\p{{L}}\p{{N}}_.$@\/+*-]{{1,64}}/ & ~{one_of(named or [''])}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaWriting(Writing):
+    """kind: of the models, for its sentinels."""
+
+    kind: type[Gemma4]
+
+    def call(self, rules: Rules, function: Function) -> str:
+        self.check_name(function.name)
+        notation = _Notation(rules, function, self.kind.quote)
+        found = notation.row(members(function.schema, function.schema))
+        arguments = f'"{{" {found} "}}"'
+        head = rules.markup(f"{self.kind.opener}call:")
+        return f"{head} {quoted(function.name)} {arguments} {rules.markup(self.kind.closer)}"
+
+
+def writing_of(kind: type[Gemma4]) -> GemmaWriting:
+    """The writing of these models."""
+    markers = (kind.opener, kind.closer, kind.quote)
+    return GemmaWriting(markers=markers, openers=(kind.opener,), names=r"[\w.-]+", kind=kind)
+
+
+WRITING = writing_of(Gemma4)

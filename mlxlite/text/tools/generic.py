@@ -103,10 +103,3 @@ class Generic:
         yield from read_envelope(r, _FENCE_END if opener == _FENCE else None, is_bare=True)
         if opener == _FENCE:
             yield from read_ending(r, _FENCE_END)
-
-
-class Blocks(Generic):
-    """The block alone, for tools whose arguments are enforced: what is no block is no call."""
-
-    openers = (_BLOCK,)
-    starters = ()

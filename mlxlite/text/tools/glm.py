@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import re
 
+from mlxlite.text.tools.elements import Elements
 from mlxlite.text.tools.format import Tools
 from mlxlite.text.tools.repair import compact
 from mlxlite.text.tools.values import decode_value
+from mlxlite.text.tools.writing import Slot
 
 _NAME = re.compile(r"\s*([^\s<>]+)\s*")
 _PAIR = re.compile(
@@ -38,3 +40,20 @@ def key_value_call(body: str, tools: Tools) -> tuple[str, str] | None:
         arguments[key] = decode_value(pair["value"], tools.schema(name, key))
         at = pair.end()
     return name, compact(arguments)
+
+
+# Its newest models write no line ends between the elements: the model decides.
+WRITING = Elements(
+    markers=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>")
+    + ("</arg_value>",),
+    openers=("<tool_call>",),
+    between="\n",
+    names=r"[^\s<>{\[]{1,200}",
+    head=("<tool_call>", Slot.NAME, Slot.LINE),
+    before=("<arg_key>", Slot.NAME, "</arg_key>", Slot.LINE, "<arg_value>"),
+    end="</arg_value>",
+    after=(Slot.LINE,),
+    tail="</tool_call>",
+    keys=r"[^\s<>](?:[^<>]{0,200}[^\s<>])?",
+    without=("</tool_call>",),
+)

@@ -16,9 +16,12 @@ Markup never leaks, with or without tools in the request.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mlxlite.text.tools.format import Broken, Ended, Kind, Markers, Reader, Reading
 from mlxlite.text.tools.hermes import read_arguments
+from mlxlite.text.tools.writing import Function, Rules, Writing, is_token, quoted
 
 _CLOSERS = ("<|end|>", "<|call|>", "<|return|>")
 _HEADERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
@@ -32,12 +35,18 @@ _FUNCTIONS = "functions."
 _MOST_HEADER_CHARS = 400
 
 
+ANSWER = "<|start|>assistant"  # what a message of the model's begins with, but for the first one
+
+
 class Harmony:
-    """See the module."""
+    """See the module. heads: if any, a message is a call only if its header begins with one."""
 
     openers = (*_HEADERS, *_CLOSERS)
     starters = (" to=", "to=")  # the recipient of the first message, before its channel
     markers = (*_HEADERS, *_CLOSERS)
+
+    def __init__(self, heads: Sequence[str] = ()) -> None:
+        self._heads = tuple(head.lower() for head in heads)
 
     def read(self, r: Reader, opener: str) -> Reading[None]:
         header = opener
@@ -61,7 +70,8 @@ class Harmony:
                 return
         recipient = _RECIPIENT.search(header)
         channel = _CHANNEL.search(header)
-        if recipient and recipient.group(1).startswith(_FUNCTIONS):
+        is_watched = not self._heads or header.lower().startswith(self._heads)
+        if recipient and recipient.group(1).startswith(_FUNCTIONS) and is_watched:
             name = recipient.group(1).removeprefix(_FUNCTIONS)
             if name in r.tools:
                 r.spend()
@@ -76,3 +86,51 @@ class Harmony:
     def _close(self, r: Reader) -> Reading[None]:
         if (yield from r.accept(_CLOSER)):
             r.spend()
+
+
+# The recipient stands in the channel's header, or ahead of it.
+_IN_CHANNEL = ("<|channel|>commentary to=functions.", "<|channel|>analysis to=functions.")
+_FIRST = " to=functions."
+_AHEAD = f"{ANSWER}{_FIRST}"
+HEADS = (*_IN_CHANNEL, _AHEAD, *(f"{ANSWER}{each}" for each in _IN_CHANNEL), _FIRST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Writing(Writing):
+    """A call ends with its arguments: the marker after them ends the model's turn."""
+
+    def starters(self, names: Sequence[str]) -> tuple[str, ...]:
+        return (_FIRST,)
+
+    def call(self, rules: Rules, function: Function) -> str:
+        self.check_name(function.name)
+        name = quoted(function.name)
+        channel = f'{rules.markup("<|channel|>")} ("commentary" | "analysis")'
+        kind = rules.add(f'(" " ({rules.markup("<|constrain|>")} "json" | "json"))?')
+        end = f"{kind} {rules.markup('<|message|>')} {rules.json(function.schema)}"
+        recipient = quoted(f"to={_FUNCTIONS}")
+        return rules.add(
+            f'{channel} " " {recipient} {name} {end} | " " {recipient} {name} {channel} {end}'
+        )
+
+    def thought(self, rules: Rules) -> str:
+        """One message of reasoning. Its end may be forced at any id, so it is made of ids, where
+        the markers are special tokens."""
+        head = rules.markup("<|channel|>analysis<|message|>")
+        end = rules.markup("<|end|>")
+        tokens = {rules.markup(each) for each in (*_HEADERS, *_CLOSERS)}
+        if all(map(is_token, tokens)):
+            others = ",".join(sorted(token.strip("<[]>") for token in tokens))
+            text = f"<[^{others}]>* {end}"
+        else:
+            text = rules.up_to("<|end|>")
+        return f"({head} {text} {rules.markup(ANSWER)})?"
+
+
+WRITING = _Writing(
+    markers=Harmony.markers,
+    openers=(*_IN_CHANNEL, _AHEAD),
+    leads=(ANSWER,),
+    names=r"[^\s<]{1,200}",
+    most_calls=1,
+)

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from mlxlite.text.tools.arguments import copy_value, read_string
 from mlxlite.text.tools.format import Broken, Ended, Markers, Reader, Reading, Refused
 from mlxlite.text.tools.repair import compact, loads, object_end, repaired
+from mlxlite.text.tools.writing import Script, Slot
 from mlxlite.types import JSON
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -201,3 +202,14 @@ def read_ending(r: Reader, ending: Markers) -> Reading[None]:
         r.spend()
     else:
         r.rewind(start, 0)
+
+
+WRITING = Script(
+    markers=("<tool_call>", "</tool_call>"),
+    openers=("<tool_call>",),
+    between="\n",
+    pieces=(
+        *("<tool_call>", Slot.LINE, '{"name": ', Slot.QUOTED),
+        *(', "arguments": ', Slot.ARGUMENTS, "}\n</tool_call>"),
+    ),
+)

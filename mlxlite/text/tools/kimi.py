@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from mlxlite.text.tools.format import Broken, Markers, Reader, Reading
 from mlxlite.text.tools.hermes import read_arguments, read_ending
+from mlxlite.text.tools.writing import Script, Slot
 
 _HEAD = re.compile(r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*", re.DOTALL)
 MOST_HEAD_CHARS = 300
@@ -79,3 +80,16 @@ class Kimi(Sectioned):
         if head is None:
             raise Broken
         return head.group(1)
+
+
+WRITING = Script(
+    markers=Kimi().markers,
+    openers=(Kimi.section,),
+    opening=Kimi.section,
+    closing=Kimi.section_end,
+    names=r"[^\s<]{1,200}",
+    pieces=(
+        *(f"{Kimi.call}functions.", Slot.NAME, ":", Slot.NUMBER),
+        *(Kimi.separator, Slot.ARGUMENTS, Kimi.call_end),
+    ),
+)

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import re
 
+from mlxlite.text.tools.elements import Elements
 from mlxlite.text.tools.format import Broken, Markers, Reader, Reading, Refused
 from mlxlite.text.tools.repair import compact
 from mlxlite.text.tools.values import decode_value
+from mlxlite.text.tools.writing import Slot
 
 OPENER = "<function name="
 _HEAD = re.compile(r"""\s*(?:"(?P<double>[^">]*)"|'(?P<single>[^'>]*)')\s*>""")
@@ -61,3 +63,19 @@ def _head(r: Reader) -> Reading[str]:
         raise Broken
     name: str = found["double"] if found["double"] is not None else found["single"]
     return name.strip()
+
+
+_TAG_NAME = r'[^\s"<>](?:[^"<>]{0,200}[^\s"<>])?'
+WRITING = Elements(
+    markers=("<function", "</function>", "<param", "</param>", OPENER, "<param name="),
+    openers=(OPENER,),
+    between="\n",
+    names=_TAG_NAME,
+    head=(f'{OPENER}"', Slot.NAME, '">', Slot.LINE),
+    before=('<param name="', Slot.NAME, '">'),
+    end="</param>",
+    after=(Slot.LINE,),
+    tail="</function>",
+    keys=_TAG_NAME,
+    knows_cdata=True,
+)

@@ -11,8 +11,10 @@ One block may hold several elements; each is judged alone. Parameters are those 
 
 from __future__ import annotations
 
+from mlxlite.text.tools.elements import Elements
 from mlxlite.text.tools.format import Broken, Markers, Reader, Reading
-from mlxlite.text.tools.qwen_xml import read_function
+from mlxlite.text.tools.qwen_xml import TAG_NAME, read_function
+from mlxlite.text.tools.writing import Slot
 
 _BLOCK, _BLOCK_END = "<minimax:tool_call>", "</minimax:tool_call>"
 _INVOKE = "<invoke name="
@@ -36,3 +38,18 @@ class MiniMax:
             yield from read_function(r, _TAGS)
         if (yield from r.accept(_END)):
             r.spend()
+
+
+WRITING = Elements(
+    markers=MiniMax.markers,
+    openers=(_BLOCK,),
+    opening=f"{_BLOCK}\n",
+    closing=_BLOCK_END,
+    names=TAG_NAME,
+    head=(f'{_INVOKE}"', Slot.NAME, '">\n'),
+    before=('<parameter name="', Slot.NAME, '">'),
+    end="</parameter>",
+    after=("\n",),
+    tail="</invoke>\n",
+    keys=TAG_NAME,
+)

@@ -13,6 +13,7 @@ import re
 
 from mlxlite.text.tools.format import Broken, Ended, Markers, Reader, Reading
 from mlxlite.text.tools.hermes import read_arguments, read_envelope
+from mlxlite.text.tools.writing import Script, Slot
 
 _OPENER = "[TOOL_CALLS]"
 _ENDING = Markers(_OPENER)
@@ -75,3 +76,19 @@ class Mistral:
             return False
         yield from read_arguments(r, name, _ENDING)
         return True
+
+
+WRITING = Script(
+    markers=Mistral.markers,
+    openers=(_OPENER,),
+    names=r"[\w.-]{1,128}",
+    pieces=(_OPENER, Slot.NAME, "[ARGS]", Slot.ARGUMENTS),
+)
+WRITING_OF_LISTS = Script(
+    markers=Mistral.markers,
+    openers=(_OPENER,),
+    opening=f"{_OPENER}[",
+    between=", ",
+    closing="]",
+    pieces=('{"name": ', Slot.QUOTED, ', "arguments": ', Slot.ARGUMENTS, "}"),
+)

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mlxlite.text.tools.format import Broken, Ended, Markers, Reader, Reading, Refused
 from mlxlite.text.tools.hermes import rest_of_block
+from mlxlite.text.tools.notation import Notation
 from mlxlite.text.tools.repair import compact, loads, repaired
+from mlxlite.text.tools.shapes import members
+from mlxlite.text.tools.writing import Function, Inexpressible, Rules, Writing, one_of, quoted
 from mlxlite.types import JSON
 
 _NAME = re.compile(r"[\w.-]*")
@@ -33,7 +37,7 @@ _MOST_NAME_CHARS = 128
 class Pythonic:
     """See the module."""
 
-    openers: Sequence[str] = ("<|tool_call_start|>",)
+    openers: tuple[str, ...] = ("<|tool_call_start|>",)
     starters: Sequence[str] = ()
     closer = "<|tool_call_end|>"
 
@@ -198,3 +202,58 @@ def _plain_literal(text: str) -> JSON:
         return _CONSTANTS[text]
     plain = _PLAIN_STRING.fullmatch(text)
     return plain.group(1) if plain else loads(text)
+
+
+class _Notation(Notation):
+    null, true, false = "None", "True", "False"
+    comma, colon = ", ", ": "
+
+
+class _Keywords(_Notation):
+    """The arguments themselves."""
+
+    colon = "="
+
+    def key(self, name: str) -> str:
+        if re.fullmatch(r"\w+", name) is None:
+            raise Inexpressible(f"this model's calls cannot write the key {name[:64]!r}")
+        return name
+
+    def other_key(self, named: Sequence[str]) -> str:
+        return f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ & ~{one_of(named or [''])}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Writing(Writing):
+    has_markers: bool
+
+    def starters(self, names: Sequence[str]) -> tuple[str, ...]:
+        return () if self.has_markers else tuple(f"[{name}(" for name in names)
+
+    def call(self, rules: Rules, function: Function) -> str:
+        self.check_name(function.name)
+        found = members(function.schema, function.schema)
+        values = _Notation(rules, function.schema)
+        row = _Keywords(rules, function.schema).row(found, values)
+        return f'{quoted(function.name + "(")} {row} ")"'
+
+
+WRITING = _Writing(
+    markers=("<|tool_call_start|>", "<|tool_call_end|>"),
+    openers=Pythonic.openers,
+    opening="<|tool_call_start|>[",
+    between=", ",
+    closing="]<|tool_call_end|>",
+    names=r"[\w.-]{1,128}",
+    has_markers=True,
+)
+WRITING_BARE = _Writing(
+    markers=("<|python_start|>", "<|python_end|>"),
+    openers=Llama4.openers,
+    leads=Llama4.openers,
+    opening="[",
+    between=", ",
+    closing="]",
+    names=r"[\w.-]{1,128}",
+    has_markers=False,
+)

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import re
 
+from mlxlite.text.tools.elements import Elements
 from mlxlite.text.tools.format import Broken, Ended, Markers, Reader, Reading, Refused
 from mlxlite.text.tools.repair import compact
 from mlxlite.text.tools.values import decode_value
+from mlxlite.text.tools.writing import Slot
 
 _TAGS = Markers("<parameter=", "</function>", "</tool_call>")
 _NAME = re.compile(r"[^\s>]*")
@@ -84,3 +86,20 @@ def _parameters(r: Reader, name: str, tags: Markers) -> Reading[None]:
         r.whole(name, "{}")
     else:
         r.end()
+
+
+TAG_NAME = r"""[^\s<>"']{1,200}"""
+WRITING = Elements(
+    markers=("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=")
+    + ("</parameter>",),
+    openers=("<tool_call>",),
+    between="\n",
+    names=TAG_NAME,
+    head=("<tool_call>", Slot.LINE, "<function=", Slot.NAME, ">\n"),
+    before=("<parameter=", Slot.NAME, ">\n"),
+    end="</parameter>",
+    after=("\n",),
+    tail="</function>\n</tool_call>",
+    keys=TAG_NAME,
+    on_lines=True,
+)

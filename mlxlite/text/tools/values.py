@@ -30,6 +30,7 @@ _CHARACTERS = {"quot": '"', "apos": "'", "lt": "<", "gt": ">", "amp": "&"}
 
 def decode_value(text: str, schema: JSON) -> JSON:
     """The value that a parameter's text stands for. schema: of that parameter, or None."""
+    written = text
     cdata = _CDATA.fullmatch(text)
     if cdata:
         text = cdata.group(1)
@@ -37,10 +38,14 @@ def decode_value(text: str, schema: JSON) -> JSON:
         text = _without_layout(text)
         if not _BARE_MARKUP.search(text):
             text = _ENTITY.sub(lambda found: _CHARACTERS[found.group(1)], text)
-    if not text or _is_text(schema):
+    if not text or is_text(schema):
         return text
     try:
         return loads(text)
+    except ValueError:
+        pass
+    try:
+        return loads(written)  # with entities inside its strings
     except ValueError:
         return text
 
@@ -51,12 +56,12 @@ def _without_layout(text: str) -> str:
     return text.strip()
 
 
-def _is_text(schema: JSON) -> bool:
-    """True if the schema allows strings and null, and nothing else."""
+def is_text(schema: JSON) -> bool:
+    """True if a schema's type is strings, or strings and null: a text is taken as it is."""
     if not isinstance(schema, Mapping):
         return False
     kinds = schema.get("type")
     names = [kinds] if isinstance(kinds, str) else kinds
-    if not isinstance(names, list | tuple) or not names:
+    if not isinstance(names, list | tuple):
         return False
-    return all(name in ("string", "null") for name in names)
+    return "string" in names and all(name in ("string", "null") for name in names)
