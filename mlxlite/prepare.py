@@ -439,17 +439,12 @@ class Preparation:
         self, grammar: Grammar, ask: Ask, prompt: _Prompt, thinking: Thinking | None
     ) -> Calls:
         """What holds the calls that the model makes by itself to their grammar."""
-        has_tags = thinking is not None and thinking.channel is None
-        names = [tool["function"]["name"] for tool in ask.tools]
-        starters = self._writing.starters(names)
+        tag = thinking.closing.strip() if thinking is not None and thinking.channel is None else ""
+        starters = self._writing.starters([tool["function"]["name"] for tool in ask.tools])
         for each in (*self._writing.openers, *starters):
             self.grammars.ids_past(each.encode())  # here, as it is slow the first time
-        watch = Watch(
-            self._writing.openers,
-            starters,
-            restart=thinking.closing.strip() if thinking is not None and has_tags else "",
-            at_start=not (has_tags and prompt.opens_thinking),
-        )
+        at_start = not (tag and prompt.opens_thinking)
+        watch = Watch(self._writing.openers, starters, restart=tag, at_start=at_start)
         return Calls(grammar, watch, self.tokenizer, self.grammars)
 
     def _start(self, ask: Ask, prompt: _Prompt, thinking: Thinking | None) -> Start:
