@@ -105,6 +105,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "embed",
             "runs",
             "batch",
+            "verdicts",
             "loop",
             "worker",
         ),

@@ -33,6 +33,7 @@ from mlxlite.engine.scheduler import (
     Step,
 )
 from mlxlite.engine.slots import is_plain
+from mlxlite.engine.verdicts import Verdicts
 from mlxlite.errors import Cancelled, EngineFault, MlxliteError, ModelError
 from mlxlite.kvplan import Room
 from mlxlite.types import Event, Finish, ModelFacts, TokenLogprob, Verdict
@@ -108,6 +109,8 @@ class Loop:
         self.prompts: PromptCache | None = None
         self.budget: Budget | None = None
         self._judging: Iterator[None] | None = None
+        self._turn = turned.Turn()
+        self._verdicts: Verdicts | None = None
 
     # --------------------------------------------------------------------------- open, close
 
@@ -136,10 +139,7 @@ class Loop:
             max_context = min(max_context, room.max_context)
             self._count_memory(room, backend.kind)
         vocab_size = batch.vocab_size
-        self._judging = judge(loaded.model, batch.lanes, loaded.dtype, vocab_size)
-        if backend.kind == "cpu":
-            turn = turned.install(loaded.model)
-            self._judging = itertools.chain(self._judging, turn.measure())
+        self._find_out(loaded, backend)
         return ModelFacts(
             model_type=str(loaded.config["model_type"]),
             backend=backend.kind,
@@ -149,6 +149,31 @@ class Loop:
             vocab_size=vocab_size,
             memory_bytes=backend.memory_bytes,
         )
+
+    def _find_out(self, loaded: load.LoadedModel, backend: mlx_backend.Backend) -> None:
+        """Whether rows may share a forward, and whether products are turned: as it was found
+        before, or by trying, a forward at a time."""
+        assert self.batch is not None
+        self._turn = turned.install(loaded.model) if backend.kind == "cpu" else turned.Turn()
+        about = {
+            "config": loaded.config,
+            "dtype": loaded.dtype,
+            "backend": (backend.kind, backend.blas, os.cpu_count()),
+            "mlx": getattr(mx, "__version__", ""),
+        }
+        self._verdicts = Verdicts(self._options.kernel_folder, loaded.model, about)
+        if (known := self._verdicts.read()) is not None:
+            self.batch.lanes.may_pool = known.get("may_pool", False)
+            self._turn.is_on = known.get("is_turned", False)
+            self._judged()
+            return
+        judging = judge(loaded.model, self.batch.lanes, loaded.dtype, self.batch.vocab_size)
+        self._judging = itertools.chain(judging, self._turn.measure())
+
+    def _judged(self) -> None:
+        assert self.batch is not None
+        lanes = self.batch.lanes
+        self.scheduler.may_group = lanes.may_pool and is_plain(lanes.new_cache())
 
     def _count_memory(self, room: Room, kind: str) -> None:
         assert self.prompts is not None
@@ -237,9 +262,10 @@ class Loop:
         assert self._judging is not None
         if next(self._judging, _OVER) is _OVER:
             self._judging = None
-            assert self.batch is not None
-            lanes = self.batch.lanes
-            self.scheduler.may_group = lanes.may_pool and is_plain(lanes.new_cache())
+            self._judged()
+            assert self.batch is not None and self._verdicts is not None
+            if self.batch.lanes.may_pool:  # the other verdict may be that of a fault
+                self._verdicts.write({"may_pool": True, "is_turned": self._turn.is_on})
 
     def _step(self, step: Step) -> None:
         assert self.batch is not None

@@ -1,0 +1,54 @@
+"""What was found out about a model by trying, kept for the next start (see `judge`, `turned`).
+
+One small file a model beside the compiled kernels. Its name is a hash of all that the findings may
+depend on: the model's config, dtype and device, MLX's version, the BLAS, mlx-lm's sources of the
+model and of caches, and our own. A file that cannot be read or written costs the trying, a second
+or two after the start, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_CACHES = "mlx_lm.models.cache"
+_SOURCES = ("slots", "lanes", "judge", "turned")
+
+
+class Verdicts:
+    """folder: where they are kept. about: what they depend on besides sources."""
+
+    def __init__(self, folder: Path, model: Any, about: Mapping[str, Any]) -> None:
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
+        here = Path(__file__).parent
+        theirs = [sys.modules[name] for name in (type(model).__module__, _CACHES)]
+        files = [str(module.__file__) for module in theirs]
+        for path in (*(here / f"{name}.py" for name in _SOURCES), *map(Path, files)):
+            digest.update(path.read_bytes())
+        self._path = folder / f"judged-{digest.hexdigest()[:24]}.json"
+
+    def read(self) -> dict[str, bool] | None:
+        """What was found, or None."""
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        is_sound = isinstance(found, dict) and all(isinstance(v, bool) for v in found.values())
+        return found if is_sound else None
+
+    def write(self, found: Mapping[str, bool]) -> None:
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(dict(found)), encoding="utf-8")
+            draft.replace(self._path)
+        except OSError as error:
+            log.debug("what was found out about the model is not kept: %s", error)
