@@ -132,7 +132,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "install",
         ),
     ),
-    "side": (1, "", ("store",)),
+    "side": (1, "", ("database", "store", "folding", "transcript", "chats", "colours", "markdown")),
     "joint": (
         2,
         "",
@@ -237,7 +237,7 @@ HOMES: dict[str, set[str]] = {
     "transformers": {"text/tokenizer"},
     "huggingface_hub": {"models/download"},
     "llguidance": {"text/grammar"},
-    "sqlite3": {"store"},
+    "sqlite3": {"database", "store", "chats"},
     "subprocess": {"models/download", "bench/inside", "bench/servers"},
     "argparse": {"cli"},
     "asyncio": {

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from mlxlite import store
-from mlxlite.store import Entry, ResponseStore, StoreFault
+from mlxlite import database, store
+from mlxlite.database import StoreFault
+from mlxlite.store import Entry, ResponseStore
 from tests.live import ROOT, WAIT_S
 
 
@@ -336,7 +337,7 @@ def test_migrations_are_applied_once_and_in_order(path: Path) -> None:
         connection.execute("ALTER TABLE responses ADD COLUMN more TEXT")
 
     for _ in range(2):
-        store.migrate(connection, [*store.MIGRATIONS, m003_more])
+        database.migrate(connection, [*store.MIGRATIONS, m003_more])
     applied = [name for (name,) in connection.execute("SELECT name FROM migrations")]
     assert (applied, ran) == ([*names, "m003_more"], ["m003"])
     assert connection.execute("SELECT id, more FROM responses").fetchall() == [("a", None)]
@@ -352,6 +353,6 @@ def test_a_migration_that_fails_leaves_nothing(path: Path) -> None:
         raise sqlite3.OperationalError("no")
 
     with pytest.raises(sqlite3.OperationalError):
-        store.migrate(connection, [*store.MIGRATIONS, m009_bad])
+        database.migrate(connection, [*store.MIGRATIONS, m009_bad])
     assert connection.execute("SELECT name FROM sqlite_master").fetchall() == []
     connection.close()

@@ -29,10 +29,11 @@ from typing import Any
 from mlxlite.api import responses_request as requests
 from mlxlite.api.responses_items import Item, fresh_id, read_input
 from mlxlite.constrain import warning_headers
+from mlxlite.database import StoreFault
 from mlxlite.errors import BadRequest, Cancelled, EngineFault, MlxliteError, NotFound
 from mlxlite.http.routing import EventStream, Request, Response, encode_json, json_response
 from mlxlite.service import Service
-from mlxlite.store import Entry, StoreFault
+from mlxlite.store import Entry
 from mlxlite.types import JSON, CallPiece, Delta, TokenLogprob, Usage
 
 log = logging.getLogger(__name__)
