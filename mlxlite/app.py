@@ -24,14 +24,17 @@ from mlxlite.api import (
     completions,
     embeddings,
     local,
+    markup,
     memory,
     openai,
+    page,
     rerank,
     responses,
+    sessions,
     text,
 )
 from mlxlite.config import Settings
-from mlxlite.errors import EngineDown
+from mlxlite.errors import EngineDown, MlxliteError
 from mlxlite.http.guard import Policy
 from mlxlite.http.routing import EventStream, Request, Response, Route, Router, Surface
 from mlxlite.http.server import Server
@@ -73,14 +76,52 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
     ("POST", "/tokenize", text.tokenize),
     ("POST", "/detokenize", text.detokenize),
     ("POST", "/apply-template", text.apply_template),
+    ("GET", "/api/sessions", sessions.show_all),
+    ("POST", "/api/sessions", sessions.create),
+    ("GET", "/api/sessions/search", sessions.search),
+    ("GET", "/api/sessions/export", sessions.export),
+    ("POST", "/api/sessions/import", sessions.take_in),
+    ("GET", "/api/sessions/{id}", sessions.show),
+    ("PATCH", "/api/sessions/{id}", sessions.change),
+    ("DELETE", "/api/sessions/{id}", sessions.delete),
+    ("GET", "/api/sessions/{id}/export", sessions.download),
+    ("POST", "/api/sessions/{id}/messages", sessions.add),
+    ("PATCH", "/api/sessions/{id}/messages/{message}", sessions.edit),
+    ("POST", "/api/render", markup.render),
+    ("GET", "/api/requests", local.requests),
+)
+# The web page: no API, so `/v1` does not list it, and open without the key (decision D13).
+PAGES: tuple[tuple[str, str, ServiceHandler], ...] = (
+    ("GET", "/", page.index),
+    ("GET", "/assets/{name:path}", page.asset),
+    ("GET", "/manifest.webmanifest", page.manifest),
+    ("GET", "/sw.js", page.worker),
+    ("GET", "/curves", page.artefact),
+    ("GET", "/dag", page.artefact),
+    ("GET", "/curve-terrain", page.artefact),
+    ("GET", "/status", page.moved),
+    ("GET", "/chat", page.moved),
+    ("GET", "/models", page.moved),
+    ("GET", "/sessions", page.moved),
 )
 # Whose shape the errors of a path, and of those below it, have; the others have OpenAI's.
 SURFACES: dict[str, Surface] = {
     "/v1/messages": anthropic,
     "/v1/messages/count_tokens": anthropic,
 }
+# What the model itself is asked by, and the names of it in the log.
+ASKS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v1/score": "score",
+}
 _LAST_WORDS_S = 2.0  # for the error events of answers that a stop cuts off
-OPEN_PATHS = ("/health", "/ready")  # no key needed (decision D13)
+# No key needed (decision D13).
+OPEN_PATHS = ("/health", "/ready", *(path.replace("{name:path}", "*") for _, path, _ in PAGES))
 
 
 def open_model(settings: Settings, worker: Worker, name: str | None = None) -> Preparation:
@@ -112,11 +153,26 @@ def routes(service: Service) -> list[Route]:
         Route(
             method,
             path,
-            functools.partial(leased(service.leases, handler), service),
+            functools.partial(leased(service.leases, _noted(handler, method, path)), service),
             SURFACES.get(path),
         )
-        for method, path, handler in ROUTES
+        for method, path, handler in (*ROUTES, *PAGES)
     ]
+
+
+def _noted(handler: ServiceHandler, method: str, path: str) -> ServiceHandler:
+    """Requests for the model that are refused show up among the recent ones."""
+    if method != "POST" or path not in ASKS:
+        return handler
+
+    async def noted(service: Service, request: Request) -> Response | EventStream:
+        try:
+            return await handler(service, request)
+        except MlxliteError as error:
+            service.metrics.recent.refused(f"{request.request_id} {ASKS[path]}", error.status)
+            raise
+
+    return noted
 
 
 async def serve(
@@ -183,6 +239,7 @@ async def serve(
         await asyncio.gather(opening, return_exceptions=True)
         service.close()
         await asyncio.to_thread(store.close)
+        await asyncio.to_thread(service.chats.close)
         if settings.unix is not None:
             settings.unix.unlink(missing_ok=True)
 

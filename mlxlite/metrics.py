@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mlxlite.recent import Recent
 from mlxlite.types import Done
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -75,9 +76,10 @@ class Family:
 
 
 class Metrics:
-    """What has ended so far."""
+    """What has ended so far. recent: the last of it, one by one."""
 
     def __init__(self) -> None:
+        self.recent = Recent()
         self._answers: dict[tuple[str, str], int] = {}
         self._prompt_tokens = 0
         self._cached_tokens = 0

@@ -16,12 +16,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from mlxlite import __version__
+from mlxlite import __version__, colours
 from mlxlite.background import Jobs
+from mlxlite.chats import Chats
 from mlxlite.config import Settings
 from mlxlite.constrain import OFF, Constrained, wants_form
 from mlxlite.embedding import Embedding
 from mlxlite.errors import BadRequest, Busy, EngineDown
+from mlxlite.http import static
 from mlxlite.lease import Leases
 from mlxlite.metrics import Metrics
 from mlxlite.prepare import Preparation, Prepared
@@ -38,6 +40,7 @@ Ts = TypeVarTuple("Ts")
 
 _POOL_THREADS = 2  # templates and tokenisers; they free the GIL only in part, so more gain nothing
 
+WEB = Path(__file__).parent / "web"
 _COMPILERS = 2  # threads for grammars
 _COMPILE_S = 5
 _COMPILE_STACK = 64 * 1024 * 1024  # bytes of address space; memory only where it is used
@@ -72,6 +75,7 @@ class Service:
         self.leases = Leases()
         self.model_id = model_id
         self.responses = responses
+        self.chats = Chats(settings.home / "chats.sqlite3")
         self.jobs = Jobs()
         self.created = int(time.time())
         self.metrics = Metrics()
@@ -79,8 +83,13 @@ class Service:
         self.model_folder: Path | None = None
         self.http_stats: Callable[[], dict[str, int]] = dict  # the server's, once there is one
         self.pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxlite-prepare")
+        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="mlxlite-render")
         self._compilers = _compilers()
-        self._preparation: asyncio.Future[Preparation] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._preparation: asyncio.Future[Preparation] = loop.create_future()
+        self._site = loop.run_in_executor(
+            self.pool, static.load, WEB, {"hljs.css": colours.STYLE_SHEET}
+        )
 
     def opened(self, outcome: Preparation | Exception) -> None:
         if self._preparation.done():
@@ -101,6 +110,10 @@ class Service:
         if self.engine.state in (EngineState.DOWN, EngineState.STOPPED):
             raise EngineDown("the engine is not running")
         return await asyncio.shield(self._preparation)
+
+    async def site(self) -> static.Site:
+        """The files of the web page, as soon as they are read."""
+        return await asyncio.shield(self._site)
 
     async def prepare(self, ask: Ask) -> Prepared:
         """Resolve a request in the pool. Raises BadRequest, TooLong, Busy, EngineDown."""
@@ -167,6 +180,10 @@ class Service:
         """Run what is too slow for the event loop, and touches no array, in the pool."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *given)
 
+    async def in_renderer(self, work: Callable[[*Ts], T], *given: *Ts) -> T:
+        """The same on the thread that renders, so that a slow text holds up no prompt."""
+        return await asyncio.get_running_loop().run_in_executor(self._renderer, work, *given)
+
     async def run(self, prepared: Prepared, label: str) -> AsyncGenerator[Delta, None]:
         """Give a prepared request to the engine; its deltas. Raises Busy or EngineDown at once."""
         pieces = deltas(self.sessions, prepared, label, self.metrics)
@@ -191,7 +208,7 @@ class Service:
 
         Raises Busy, EngineDown, EngineFault and what the engine has against the model.
         """
-        began = time.perf_counter()
+        began, began_s = time.perf_counter(), time.time()
         outcome, inputs, tokens = "left", 0, 0
         try:
             # Cancelling this task cancels the engine's future, which drops the rest of the job.
@@ -204,6 +221,7 @@ class Service:
         finally:
             seconds = time.perf_counter() - began
             self.metrics.embedded(label.rpartition(" ")[2], outcome, inputs, tokens)
+            self.metrics.recent.embedded(label, began_s, outcome, tokens)
             log.info(
                 "%s: %d texts, in %d, %.0f ms, %.0f tok/s, %s",
                 label,
@@ -215,9 +233,10 @@ class Service:
             )
 
     async def stored(self, outcome: Future[T]) -> T:
-        """What the response store found; the event loop goes on meanwhile. Raises StoreFault."""
+        """What a store found; the event loop goes on meanwhile. Raises StoreFault."""
         return await asyncio.wrap_future(outcome)
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
+        self._renderer.shutdown(wait=False, cancel_futures=True)
         self._compilers.shutdown(wait=False, cancel_futures=True)

@@ -9,12 +9,14 @@ Text is exact (decision D11): the concatenated deltas are the plain answer, byte
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, replace
 
 from mlxlite.errors import EngineFault
 from mlxlite.metrics import Metrics
 from mlxlite.prepare import Prepared
+from mlxlite.recent import decode_rate
 from mlxlite.session import Sessions
 from mlxlite.text.fill.guide import FillGuide
 from mlxlite.text.sink import Sink
@@ -22,7 +24,6 @@ from mlxlite.types import CallPiece, Delta, Done, Event, Finish, TokenLogprob, U
 
 log = logging.getLogger(__name__)
 
-_FEWEST_FOR_A_RATE = 8  # tokens
 _FINISH = {Finish.EOS: "stop", Finish.GUIDE: "stop", Finish.LENGTH: "length"}
 
 
@@ -55,6 +56,7 @@ async def deltas(
         usage = Usage(len(prepared.spec.prompt_ids), 0, 0, 0, 0.0, 0.0, 0.0)
         yield Delta(finish="length", usage=usage)
         return
+    began_s = time.time()
     session = sessions.open(prepared.spec)
     sink = prepared.make_sink()
     done: Done | None = None
@@ -72,8 +74,8 @@ async def deltas(
     finally:
         if done is None:
             session.close()
-            _record_end(label, None, metrics)
-    _record_end(label, done, metrics)
+            _record_end(label, began_s, None, metrics)
+    _record_end(label, began_s, done, metrics)
     (await session.settled()).raise_if_not_completed()
     usage = _usage(done, sink)
     guide = prepared.spec.guide
@@ -164,20 +166,20 @@ def _usage(done: Done, sink: Sink) -> Usage:
     )
 
 
-def _record_end(label: str, done: Done | None, metrics: Metrics | None) -> None:
-    """One record a row, at its end, with two readers: a log line, never its text, and `/metrics`.
+def _record_end(label: str, began_s: float, done: Done | None, metrics: Metrics | None) -> None:
+    """One record a row, at its end, never its text: for the log, `/metrics` and `/api/requests`.
 
     done: None if its client left before.
     """
     if metrics is not None:
         metrics.ended(label.partition(" ")[2], done)
+        metrics.recent.ended(label, began_s, done)
     if done is None:
         log.info("%s: client left", label)
         return
     computed = done.prompt_tokens - done.cached_tokens
-    # A few tokens have no rate: the second was computed before the first was read.
-    is_long = done.generated_tokens >= _FEWEST_FOR_A_RATE and done.decode_s > 0
-    rate = f"{(done.generated_tokens - 1) / done.decode_s:.1f}" if is_long else "-"
+    decoded = decode_rate(done)
+    rate = f"{decoded:.1f}" if decoded is not None else "-"
     log.info(
         "%s: in %d (%d cached) out %d, queued %.0f ms, first token %.0f ms, "
         "prefill %.0f tok/s, decode %s tok/s, %s",

@@ -87,7 +87,7 @@ def test_origins(policy: Policy, origin: str | None, is_allowed: bool) -> None:
             guard.check_origin(policy, origin, "127.0.0.1")
 
 
-KEYED = Policy(api_key="clé", open_paths=["/health"])
+KEYED = Policy(api_key="clé", open_paths=["/health", "/files/*"])
 SENT = "clé".encode().decode("latin-1")  # as wire decodes it
 
 
@@ -106,6 +106,10 @@ SENT = "clé".encode().decode("latin-1")  # as wire decodes it
         ("GET", "/v1", {"x-api-key": ""}, False),
         ("GET", "/health", {}, True),
         ("GET", "/health/x", {}, False),
+        ("GET", "/files/x", {}, True),
+        ("GET", "/files/x/y", {}, True),
+        ("GET", "/files", {}, False),
+        ("GET", "/filesx", {}, False),
         ("OPTIONS", "/v1", {}, True),  # faults F82
     ],
 )

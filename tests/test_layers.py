@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "mlxlite"
 ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
     # column: (floor, files in the order of their imports)
     "foundation": (0, "", ("__init__", "errors", "types", "config", "fields", "kvplan", "heap")),
-    "http": (1, "http/", ("__init__", "wire", "guard", "routing", "listen", "server")),
+    "http": (1, "http/", ("__init__", "wire", "guard", "routing", "static", "listen", "server")),
     "text": (
         1,
         "text/",
@@ -145,6 +145,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "session",
             "embedding",
             "prepare",
+            "recent",
             "metrics",
             "stream",
             "together",
@@ -170,6 +171,9 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "text",
             "local",
             "memory",
+            "markup",
+            "page",
+            "sessions",
         ),
     ),
     "doors": (
@@ -236,6 +240,8 @@ HOMES: dict[str, set[str]] = {
     "tokenizers": {"text/tokenizer"},
     "transformers": {"text/tokenizer"},
     "huggingface_hub": {"models/download"},
+    "markdown_it": {"markdown"},
+    "pygments": {"colours"},
     "llguidance": {"text/grammar"},
     "sqlite3": {"database", "store", "chats"},
     "subprocess": {"models/download", "bench/inside", "bench/servers"},
@@ -277,6 +283,8 @@ LATE: dict[str, set[str]] = {
     "fit_command": {"mlxlite.engine.backend"},
     "text/tokenizer": {"transformers"},
     "text/grammar": {"llguidance"},
+    "markdown": {"markdown_it"},
+    "colours": {"pygments"},
     "engine/lanes": {"mlx_lm.models.cache"},
     "models/install": {"mlxlite.models.gguf_import"},
     "models/download": {"huggingface_hub"},

@@ -150,3 +150,9 @@ async def stats(service: Service, request: Request) -> Response:
             "response_store": await service.stored(service.responses.statistics()),
         }
     )
+
+
+async def requests(service: Service, request: Request) -> Response:
+    """GET /api/requests: the last hundred that the model was asked, without any text."""
+    rows = service.metrics.recent.newest_first()
+    return json_response({"ok": True, "requests": rows})

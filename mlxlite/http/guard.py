@@ -30,7 +30,8 @@ class Policy:
 
     bound_host: the host given to bind. allow_hosts: further names that Host may hold.
     cors_origins: origins such as `https://a.test`, or `*`. api_key: None means no key is needed; an
-    empty one is refused, it is a forgotten variable. open_paths: served without the key.
+    empty one is refused, it is a forgotten variable. open_paths: served without the key;
+    one that ends in `/*` stands for all below it.
     """
 
     bound_host: str = "127.0.0.1"
@@ -110,7 +111,7 @@ def check_key(policy: Policy, method: str, path: str, headers: Mapping[str, str]
     OPTIONS needs none: a browser sends no key in a preflight (faults F82), and the answer tells no
     more than the documentation does.
     """
-    if policy.api_key is None or method == "OPTIONS" or path in policy.open_paths:
+    if policy.api_key is None or method == "OPTIONS" or _is_open(policy, path):
         return
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = [headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""]
@@ -119,6 +120,15 @@ def check_key(policy: Policy, method: str, path: str, headers: Mapping[str, str]
     matches = [hmac.compare_digest(key.encode("latin-1"), expected) for key in given]
     if not any(matches):
         raise Unauthorized("missing or wrong API key; send it as Authorization: Bearer <key>")
+
+
+def _is_open(policy: Policy, path: str) -> bool:
+    above = path
+    while "/" in above:  # `/a/b` is below `/a/*` and `/*`
+        above = above.rpartition("/")[0]
+        if f"{above}/*" in policy.open_paths:
+            return True
+    return path in policy.open_paths
 
 
 # ---------------------------------------------------------------------------------------- CORS
