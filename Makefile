@@ -16,13 +16,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 # macOS needs no backend extra; Linux takes CUDA by driver version (13 needs driver 580), else the CPU build.
 DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1 | grep -E '^[0-9]+$$')
 ifeq ($(shell uname -s),Darwin)
-EXTRAS := grammar
+EXTRAS := grammar,web
 else ifneq ($(DRIVER),)
-EXTRAS := $(shell [ $(DRIVER) -ge 580 ] && echo cuda13 || echo cuda12),grammar
+EXTRAS := $(shell [ $(DRIVER) -ge 580 ] && echo cuda13 || echo cuda12),grammar,web
 else ifeq ($(shell uname -m)$(NO_MKL),x86_64)
-EXTRAS := cpu,mkl,grammar
+EXTRAS := cpu,mkl,grammar,web
 else
-EXTRAS := cpu,grammar
+EXTRAS := cpu,grammar,web
 endif
 
 COMMA := ,

@@ -113,7 +113,7 @@ class Chats(Database):
                 for session_id, title, created, updated, number, count in rows
             ]
 
-        return self.ask(task)
+        return self.ask(task, writes=False)
 
     def create(self, title: str | None, settings: Mapping[str, JSON]) -> Future[dict[str, JSON]]:
         def task(connection: sqlite3.Connection) -> dict[str, JSON]:
@@ -123,7 +123,11 @@ class Chats(Database):
 
     def read(self, session_id: str) -> Future[dict[str, JSON]]:
         """A whole session; messages in the order of their arrival."""
-        return self.ask(lambda connection: _session(connection, _number(connection, session_id)))
+
+        def task(connection: sqlite3.Connection) -> dict[str, JSON]:
+            return _session(connection, _number(connection, session_id))
+
+        return self.ask(task, writes=False)
 
     def change(self, session_id: str, changes: Mapping[str, JSON]) -> Future[dict[str, JSON]]:
         """changes: any of title (None: by the first message), settings, leaf."""
@@ -249,25 +253,26 @@ class Chats(Database):
                 count += 1
             return list(found.values())
 
-        return self.ask(task)
+        return self.ask(task, writes=False)
 
     # -------------------------------------------------------------------------- on the thread
 
-    def _attempt(self, task: Task[T]) -> T:
+    def _attempt(self, task: Task[T], writes: bool) -> T:
         try:
-            return super()._attempt(task)
+            return super()._attempt(task, writes)
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_CORRUPT_VTAB:
                 raise
             rebuild = "INSERT INTO texts (texts) VALUES ('rebuild')"
-            super()._attempt(lambda connection: connection.execute(rebuild))
-            return super()._attempt(task)
+            super()._attempt(lambda connection: connection.execute(rebuild), True)
+            return super()._attempt(task, writes)
 
     def _fault(self, error: Exception) -> StoreFault:
         if is_damage(error):
             self._shut()  # the next one looks again: somebody may have mended or moved it
+            reason = " ".join(str(error).split())
             return StoreFault(
-                f"{self.path} is damaged ({error}). It is left as it is; `sqlite3 FILE .recover` "
+                f"{self.path} is damaged ({reason}). It is left as it is; `sqlite3 FILE .recover` "
                 "may mend it, and once it is moved away, new chats are kept again"
             )
         return super()._fault(error)

@@ -67,10 +67,13 @@ class Database:
 
     # ------------------------------------------------------------------------- for any thread
 
-    def ask(self, task: Task[T]) -> Future[T]:
-        """Run a task on the thread. Raises StoreFault once it is closed; so may the Future."""
+    def ask(self, task: Task[T], *, writes: bool = True) -> Future[T]:
+        """Run a task on the thread. Raises StoreFault once it is closed; so may the Future.
+
+        writes: False for a task that only reads, which then waits for no other program's write.
+        """
         try:
-            return self._writer.submit(self._run, task)
+            return self._writer.submit(self._run, task, writes)
         except RuntimeError:  # the server stops
             raise StoreFault(f"the {self.name} is closed") from None
 
@@ -84,18 +87,18 @@ class Database:
 
     # ------------------------------------------------------------------------- on the thread
 
-    def _run(self, task: Task[T]) -> T:
+    def _run(self, task: Task[T], writes: bool) -> T:
         try:
-            return self._attempt(task)
+            return self._attempt(task, writes)
         except (OSError, sqlite3.Error) as error:
             raise self._fault(error) from error
 
-    def _attempt(self, task: Task[T]) -> T:
+    def _attempt(self, task: Task[T], writes: bool) -> T:
         if self._connection is None:
             self._open()
         connection = self._connection
         assert connection is not None
-        with transaction(connection):
+        with transaction(connection, writes):
             return task(connection)
 
     def _open(self) -> None:
@@ -156,8 +159,9 @@ def migrate(connection: sqlite3.Connection, steps: Sequence[Migration]) -> None:
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
+def transaction(connection: sqlite3.Connection, writes: bool = True) -> Iterator[None]:
+    # IMMEDIATE: what is read first is still so when it is written.
+    connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
     try:
         yield
         connection.execute("COMMIT")

@@ -44,10 +44,12 @@ def matches(text: str, wanted: str) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     place = folded.find(wanted)
     while place >= 0:
-        start, end = back[place], back[place + len(wanted) - 1] + 1
-        if not found or start >= found[-1][1]:
-            found.append((start, end))
-        place = folded.find(wanted, place + len(wanted))
+        after = place + len(wanted)
+        start, end = back[place], back[after - 1] + 1
+        found.append((start, end))
+        while after < len(back) and back[after] < end:  # the rest of its last character
+            after += 1
+        place = folded.find(wanted, after)
     return found
 
 

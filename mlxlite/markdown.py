@@ -127,6 +127,8 @@ def _render(text: str) -> str:
     A message that is being written is asked for several times a second. Its blocks are found anew
     each time; what is in them, three quarters of the work, only where something was added.
     """
+    from markdown_it.token import Token
+
     parser = _parser()
     env: dict[str, Any] = {"end_s": time.monotonic() + MOST_S}
     tokens: list[Token] = []
@@ -138,12 +140,12 @@ def _render(text: str) -> str:
         if token.type == "inline":
             is_alone = not env.get("references") and len(token.content) <= _MOST_KEPT
             content = token.content
-            token.content = _inline_alone(content) if is_alone else _inline(content, env)
-            token.type = "ready"
+            html = _inline_alone(content) if is_alone else _inline(content, env)
+            token.children = [Token("ready", "", 0, content=html)]
             if time.monotonic() > env["end_s"]:
                 raise TimeUp
-    html: str = parser.renderer.render(tokens, parser.options, env)
-    return html
+    whole: str = parser.renderer.render(tokens, parser.options, env)
+    return whole
 
 
 @lru_cache(maxsize=1024)
@@ -162,21 +164,20 @@ def _inline(content: str, env: dict[str, Any]) -> str:
 def _tamed(children: list[Token]) -> list[Token]:
     """Links checked, pictures as links, bare addresses as links. A link holds no other link."""
     found: list[Token] = []
-    is_link = is_dropped = False
+    shown: list[bool] = []  # of the links that are open, from the outermost: whether it is one
     for token in children:
         if token.type == "link_open":
             href = str(token.attrs["href"])
-            is_link, is_dropped = True, _ALLOWED.match(href) is None
-            if not is_dropped:
+            shown.append(not any(shown) and _ALLOWED.match(href) is not None)
+            if shown[-1]:
                 found.append(_link(href, token.attrs.get("title")))
         elif token.type == "link_close":
-            if not is_dropped:
+            if shown.pop():
                 found.append(token)
-            is_link = is_dropped = False
         elif token.type == "image":
             source, label = str(token.attrs["src"]), token.content
-            found += _linked(source, label or source) if not is_link else [_text(label)]
-        elif token.type == "text" and not is_link:
+            found += _linked(source, label or source) if not any(shown) else [_text(label)]
+        elif token.type == "text" and not any(shown):
             found += _with_links(token.content)
         else:
             found.append(token)
@@ -188,8 +189,10 @@ def _with_links(text: str) -> list[Token]:
     place = 0
     for match in _BARE.finditer(text):
         address = match[0].rstrip(_AFTER)
-        if address.count("(") < address.count(")"):  # the sentence's own, as in (https://a.test)
-            address = address.rstrip(_AFTER + ")")
+        # So does what closes the sentence's own parenthesis, as in (https://a.test).
+        ends = len(address) - len(address.rstrip(")"))
+        excess = min(ends, max(0, address.count(")") - address.count("(")))
+        address = address[: len(address) - excess].rstrip(_AFTER)
         found += [_text(text[place : match.start()]), *_linked(address, address)]
         place = match.start() + len(address)
     return [*found, _text(text[place:])]

@@ -197,24 +197,24 @@ class ResponseStore(Database):
 
     # ------------------------------------------------------------------------- on the thread
 
-    def _run(self, task: Task[T]) -> T:
+    def _run(self, task: Task[T], writes: bool) -> T:
         """If the file turns out damaged, once more on a new one."""
         try:
-            return super()._run(task)
+            return super()._run(task, writes)
         except StoreFault as fault:
             error = fault.__cause__
             if not isinstance(error, sqlite3.Error) or not is_damage(error):
                 raise
             self._set_aside(error)
-            return super()._run(task)
+            return super()._run(task, writes)
 
-    def _attempt(self, task: Task[T]) -> T:
+    def _attempt(self, task: Task[T], writes: bool) -> T:
         def purged(connection: sqlite3.Connection) -> T:
             oldest_s = self._clock() - self._ttl_s
             connection.execute("DELETE FROM responses WHERE created_s <= ?", (oldest_s,))
             return task(connection)
 
-        return super()._attempt(purged)
+        return super()._attempt(purged, writes)
 
     def _evict(self, connection: sqlite3.Connection) -> None:
         over_bytes = _totals(connection)[1] - self._max_bytes
