@@ -91,7 +91,7 @@ class Chats(Database):
 
     # ------------------------------------------------------------------------------ sessions
 
-    def list(self, limit: int, before: float | None = None) -> Future[list[dict[str, JSON]]]:
+    def newest(self, limit: int, before: float | None = None) -> Future[list[dict[str, JSON]]]:
         """Newest change first, without messages; `messages` is their number. before: only what was
         changed earlier."""
 
@@ -316,8 +316,9 @@ class Chats(Database):
 
     def _now(self, connection: sqlite3.Connection) -> float:
         """The time, to the microsecond, after that of any change before."""
-        (last,) = connection.execute("SELECT coalesce(max(updated), 0) FROM sessions").fetchone()
-        return round(max(self._clock(), last + 1e-6), 6)
+        row = connection.execute("SELECT coalesce(max(updated), 0) FROM sessions").fetchone()
+        last_s: float = row[0]
+        return round(max(self._clock(), last_s + 1e-6), 6)
 
 
 _OPTIONAL = ("reasoning", "tool_calls", "usage")

@@ -23,11 +23,11 @@ MOST_LINE = 2_000
 MOST_S = 0.5
 # The aliases of Pygments that models write after a fence.
 LANGUAGES = frozenset(
-    "asm awk bash c c# c++ clojure cmake console cpp cs csharp css csv dart diff docker dockerfile "
+    "asm awk bash c c# c++ clojure cmake console cpp cs csharp css dart diff docker dockerfile "
     "elixir erlang f# fortran fsharp go golang graphql groovy haskell hcl html http ini java "
-    "javascript js json json5 jsonc jsx julia kotlin latex lua make makefile matlab md markdown "
-    "nasm nginx nix objc objective-c ocaml patch perl php powershell prolog proto protobuf ps1 "
-    "pycon pytb python python3 py r rb regex rs ruby rust scala scheme scss sh shell sql svg swift "
+    "javascript js json json5 jsx julia kotlin latex lua make makefile matlab md markdown "
+    "nasm nginx nix objc objective-c ocaml perl php powershell prolog proto protobuf ps1 "
+    "pycon pytb python python3 py r rb rs ruby rust scala scheme scss sh shell sql swift "
     "terraform tex toml ts tsx typescript vim xml yaml yml zig zsh".split()
 )
 
@@ -106,8 +106,12 @@ def colour(code: str, language: str) -> str:
     if max(map(len, code.split("\n"))) > MOST_LINE:
         return plain
     from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
 
-    lexer = get_lexer_by_name(language.lower(), stripnl=False, ensurenl=False)
+    try:
+        lexer = get_lexer_by_name(language.lower(), stripnl=False, ensurenl=False)
+    except ClassNotFound:  # an older Pygments
+        return plain
     end_s = time.monotonic() + MOST_S
     parts: list[str] = []
     last: str | None = None

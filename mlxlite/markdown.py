@@ -157,7 +157,8 @@ def _inline_alone(content: str) -> str:
 def _inline(content: str, env: dict[str, Any]) -> str:
     parser = _parser()
     (token,) = parser.parseInline(content, env)
-    html: str = parser.renderer.renderInline(_tamed(token.children or []), parser.options, env)
+    renderer: Any = parser.renderer  # its protocol has only the method for blocks
+    html: str = renderer.renderInline(_tamed(token.children or []), parser.options, env)
     return html
 
 

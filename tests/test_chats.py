@@ -58,7 +58,7 @@ def found(chats: Chats, query: str) -> list[dict[str, Any]]:
 def test_nothing_is_made_before_it_is_asked(path: Path) -> None:
     chats = Chats(path)
     assert not path.parent.exists()
-    assert chats.list(10).result(WAIT_S) == []
+    assert chats.newest(10).result(WAIT_S) == []
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     chats.close()
 
@@ -132,7 +132,7 @@ def test_unknown_sessions(chats: Chats) -> None:
 def test_delete(chats: Chats, path: Path) -> None:
     gone, kept = begin(chats, "the secret plan", "yes"), begin(chats, "another plan")
     chats.delete(gone).result(WAIT_S)
-    assert [row["id"] for row in chats.list(10).result(WAIT_S)] == [kept]
+    assert [row["id"] for row in chats.newest(10).result(WAIT_S)] == [kept]
     assert [row["id"] for row in found(chats, "plan")] == [kept]
     with pytest.raises(NotFound):
         chats.read(gone).result(WAIT_S)
@@ -143,15 +143,15 @@ def test_delete(chats: Chats, path: Path) -> None:
 
 def test_the_list(chats: Chats) -> None:
     ids = [begin(chats, f"question {n}", "answer") for n in range(5)]
-    untouched = chats.list(10).result(WAIT_S)
+    untouched = chats.newest(10).result(WAIT_S)
     assert [row["id"] for row in untouched] == ids[::-1]
     assert untouched[0]["title"] == "question 4" and untouched[0]["messages"] == 2
     assert untouched[0].keys() == {"id", "title", "created", "updated", "messages"}
     chats.change(ids[1], {"title": "renamed", "settings": {"a": 1}}).result(WAIT_S)
-    order = [row["id"] for row in chats.list(10).result(WAIT_S)]
+    order = [row["id"] for row in chats.newest(10).result(WAIT_S)]
     assert order == [ids[1], ids[4], ids[3], ids[2], ids[0]]
     pages, before = [], None
-    while page := chats.list(2, before).result(WAIT_S):
+    while page := chats.newest(2, before).result(WAIT_S):
         pages.append([row["id"] for row in page])
         before = page[-1]["updated"]
     assert pages == [order[:2], order[2:4], order[4:]]
@@ -164,7 +164,7 @@ def test_times_never_stand_still(path: Path) -> None:
     for n in range(20):
         now_s[0] = 1000.0 - n
         begin(chats)
-    rows = chats.list(50).result(WAIT_S)
+    rows = chats.newest(50).result(WAIT_S)
     times = [row["updated"] for row in rows]
     assert len(set(times)) == 20 and times == sorted(times, reverse=True)
     chats.close()
@@ -319,7 +319,7 @@ def test_a_full_disk(chats: Chats) -> None:
     ):
         with pytest.raises(StoreFull, match="the disk is full: the chat store has changed nothing"):
             act().result(WAIT_S)
-    assert texts(chats, session_id) == ["kept"] and len(chats.list(10).result(WAIT_S)) == 1
+    assert texts(chats, session_id) == ["kept"] and len(chats.newest(10).result(WAIT_S)) == 1
     check(chats)
     pragma(chats, f"PRAGMA max_page_count = {pages + 5000}")
     chats.add(session_id, message("x" * 500_000)).result(WAIT_S)
@@ -378,7 +378,7 @@ def test_a_damaged_file_stays_as_it_is(path: Path, damage: str) -> None:
     chats.close()
     path.write_bytes(whole)
     mended = Chats(path)
-    (row,) = mended.list(10).result(WAIT_S)
+    (row,) = mended.newest(10).result(WAIT_S)
     assert row["messages"] == 40
     mended.close()
 
@@ -400,4 +400,4 @@ def test_two_servers_share_a_file(path: Path) -> None:
     first.close()
     second.close()
     with pytest.raises(StoreFault, match="the chat store is closed"):
-        first.list(1)
+        first.newest(1)

@@ -50,7 +50,7 @@ async def show_all(service: Service, request: Request) -> Response:
         raise BadRequest(f"limit must be 1 to {_MOST_LISTED}", param="limit")
     before = _number(request, "before", math.inf)
     rows = await service.stored(
-        service.chats.list(int(limit), None if math.isinf(before) else before)
+        service.chats.newest(int(limit), None if math.isinf(before) else before)
     )
     return json_response({"ok": True, "sessions": rows})
 
