@@ -122,6 +122,9 @@ WRONG = [
     ("POST", "/ID/messages", {"role": "user", "content": "x", "tool_calls": [1]}, "tool_calls"),
     ("POST", "/ID/messages", {"role": "user", "content": "x", "usage": []}, "usage"),
     ("POST", "/ID/messages", {"role": "user", "content": "x", "reasoning": 1}, "reasoning"),
+    ("POST", "/ID/messages", {"role": "user", "content": "x" * 2_100_000}, "content"),
+    ("PATCH", "/ID/messages/MID", {"usage": {"a": [1] * 100_000}}, "usage"),
+    ("PATCH", "/ID/messages/MID", {"tool_calls": [{"a": "x" * 2_100_000}]}, "tool_calls"),
     ("PATCH", "/ID/messages/MID", {}, "content"),
     ("PATCH", "/ID/messages/MID", {"content": 5}, "content"),
     ("PATCH", "/ID/messages/MID", {"role": "system"}, "content"),
@@ -135,7 +138,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body", "param"), WRONG)
+@pytest.mark.parametrize(("method", "path", "body", "param"), WRONG, ids=range(len(WRONG)))
 def test_wrong_values(server: LiveApp, method: str, path: str, body: Any, param: Any) -> None:
     session = begin(server)["id"]
     message = say(server, session, "kept")["id"]

@@ -10,6 +10,7 @@ the title by the first message back.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ from mlxlite.types import JSON
 
 MOST_QUERY = 200  # characters
 _LISTED, _MOST_LISTED = 100, 1000
-_MOST_SETTINGS = 256 << 10  # bytes
+_MOST_CHARS = 2 << 20  # of a text
+_MOST_JSON = {"settings": 256 << 10, "usage": 256 << 10, "tool_calls": 2 << 20}  # characters
 
 TITLE = Field("title", str, "what the list shows")
 SETTINGS = Field("settings", dict, "the chat's own settings, which only the page reads")
@@ -67,7 +69,7 @@ def _number(request: Request, name: str, absent: float) -> float:
 async def create(service: Service, request: Request) -> Response:
     """POST /api/sessions"""
     body = await request.json()
-    given = _take(body, (TITLE, SETTINGS))
+    given = await service.in_pool(_take, body, (TITLE, SETTINGS))
     session = service.chats.create(given.get("title"), given.get("settings", {}))
     return json_response({"ok": True, "session": await service.stored(session)})
 
@@ -88,7 +90,7 @@ def _render(session: Mapping[str, JSON]) -> Response:
 
 async def change(service: Service, request: Request) -> Response:
     """PATCH /api/sessions/{id}"""
-    changes = _some(await request.json(), _OF_SESSION)
+    changes = await service.in_pool(_some, await request.json(), _OF_SESSION)
     session = await service.stored(service.chats.change(request.params["id"], changes))
     return json_response({"ok": True, "session": session})
 
@@ -106,20 +108,20 @@ async def add(service: Service, request: Request) -> Response:
     """POST /api/sessions/{id}/messages"""
     body = await request.json()
     message = {name: None for name in ("parent", "reasoning", "tool_calls", "usage")}
-    message |= _take(body, (PARENT, ROLE, *_OF_MESSAGE))
+    message |= await service.in_pool(_take, body, (PARENT, ROLE, *_OF_MESSAGE))
     for field in (ROLE, CONTENT):
         if message.get(field.name) is None:
             raise BadRequest(f"{field.name} required", param=field.name)
     added = await service.stored(service.chats.add(request.params["id"], message))
-    return json_response({"ok": True, "message": added})
+    return await service.in_pool(json_response, {"ok": True, "message": added})
 
 
 async def edit(service: Service, request: Request) -> Response:
     """PATCH /api/sessions/{id}/messages/{message}: an answer is saved while it still grows."""
-    changes = _some(await request.json(), _OF_MESSAGE)
+    changes = await service.in_pool(_some, await request.json(), _OF_MESSAGE)
     session_id, message_id = request.params["id"], request.params["message"]
     edited = await service.stored(service.chats.edit(session_id, message_id, changes))
-    return json_response({"ok": True, "message": edited})
+    return await service.in_pool(json_response, {"ok": True, "message": edited})
 
 
 def _some(body: Mapping[str, JSON], allowed: Sequence[Field]) -> dict[str, Any]:
@@ -140,10 +142,22 @@ def _take(body: Mapping[str, JSON], allowed: Sequence[Field]) -> dict[str, Any]:
         found["title"] = title_of(title, None) if title.strip() else None
     if not all(isinstance(call, dict) for call in found.get("tool_calls", ())):
         raise BadRequest("tool_calls must be a list of objects", param="tool_calls")
-    for name in ("settings", "usage"):
-        if name in found and len(encode_json(found[name])) > _MOST_SETTINGS:
-            raise BadRequest(f"{name} must be at most {_MOST_SETTINGS} bytes of JSON", param=name)
+    for name in ("content", "reasoning"):
+        if len(found.get(name, "")) > _MOST_CHARS:
+            raise BadRequest(f"{name} must be at most {_MOST_CHARS} characters", param=name)
+    for name, most in _MOST_JSON.items():
+        if name in found and not _is_within(found[name], most):
+            raise BadRequest(f"{name} must be at most {most} characters of JSON", param=name)
     return found
+
+
+def _is_within(value: JSON, most: int) -> bool:
+    """Whether its JSON is no longer; looks no further than that."""
+    for part in json.JSONEncoder().iterencode(value):
+        most -= len(part)
+        if most < 0:
+            return False
+    return True
 
 
 # -------------------------------------------------------------------------------------- search
