@@ -91,10 +91,24 @@ def test_what_stays_black_and_white(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_pygments
 @pytest.mark.slow
-@pytest.mark.parametrize("piece", ["(", '"', "\\", "a ", "<a ", "/*", "${", "a.", "\n "])
+@pytest.mark.parametrize(
+    "piece", ["(", '"', "\\", "a ", "<a ", "/*", "${", "a.", "\n ", "\n", "<a><"]
+)
 def test_nothing_takes_long(piece: str) -> None:
     code = "\n".join([piece * (1900 // len(piece))] * 25)
-    for language in ("python", "js", "html", "bash", "cpp", "sql", "markdown", "rust", "yaml"):
+    for language in (
+        "python",
+        "js",
+        "html",
+        "bash",
+        "cpp",
+        "sql",
+        "markdown",
+        "rust",
+        "yaml",
+        "c",
+        "ruby",
+    ):
         began_s = time.perf_counter()
         colour(code, language)
         assert time.perf_counter() - began_s < 5, language
