@@ -44,7 +44,7 @@ TAGS: dict[str, frozenset[str]] = {
     "a": frozenset({"href", "title", "rel", "target"}),
 }
 _ALLOWED = re.compile(r"https?://[^/?#\s]|mailto:[^\s]", re.IGNORECASE)
-_BARE = re.compile(r"\bhttps?://[^\s<>\"'`]+", re.IGNORECASE)
+_BARE = re.compile(r"\bhttps?://[^\s<>\"'`\x00-\x20\x7f]+", re.IGNORECASE)
 _AFTER = ".,;:!?*_~"  # at the end of an address, they belong to the sentence
 _LANGUAGE = re.compile(r"[A-Za-z0-9+#._-]{1,30}")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*([^\s`]*)")

@@ -151,6 +151,7 @@ ATTACKS = [
     'https://a.test/"onmouseover=alert(1)',
     "https://a.test/'><img src=x>",
     "javascript:alert(1) www.a.test ftp://a.test",
+    "https://a.test/&#1;&#27;x",
     '```"><script>alert(1)</script>\nx\n```',
     "```html onload=alert(1)\n<script>alert(1)</script>\n```",
     '```"onload=alert(1)\nx\n```',
