@@ -173,7 +173,7 @@ def test_chat_path(tiny_server: LiveApp) -> None:
     for method in ("GET", "HEAD", "PUT", "DELETE"):
         reply = tiny_server.ask(method, CHAT)
         assert (reply.status, reply.headers["allow"]) == (405, "OPTIONS, POST")
-    for path in ("/", "/v1/chat", "/v2/models", "/v1/complete", "/tokenizer_info"):
+    for path in ("/x", "/v1/chat", "/v2/models", "/v1/complete", "/tokenizer_info"):
         reply = tiny_server.ask("GET", path)
         assert reply.status == 404 and reply.error["message"] == f"no such path: {path}"
 
