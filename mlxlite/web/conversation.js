@@ -1,0 +1,164 @@
+// A chat: its messages as a tree, its settings, and how both get to the server.
+//
+// What a person writes is in memory first and saved after, in order, one request at a time. When
+// saving fails (no connection, a full disk) nothing is lost: the chat goes on, `problem` says why,
+// and the next `sync` saves what is still missing.
+//
+// A message here: {key, saved, parent, role, content, reasoning, tool_calls, usage, created, isDirty}
+//   key      what the tree is built from; saved: the server's id, null until it has one
+//   usage    for answers: {state: "streaming" | "stopped" | "failed" | "done", …figures}
+
+import { get, patch, post, send } from "./api.js";
+import { branch } from "./tree.js";
+
+/** Chats whose answer is being written, by id: they go on while another page is shown. */
+export const live = new Map();
+
+let made = 0;
+
+export class Conversation {
+  id = null;
+  title = "";
+  settings = {};
+  messages = new Map();
+  leaf = null;
+  run = null; // the answer that is being written
+  problem = null; // why the last save failed
+  onsaved = () => {}; // after each try to save
+
+  #chain = Promise.resolve();
+  #movedLeaf = false;
+  #changed = {}; // title and settings that the server has not seen
+
+  static async open(id) {
+    const { session } = await get(`/api/sessions/${encodeURIComponent(id)}`);
+    const chat = new Conversation();
+    chat.id = session.id;
+    chat.title = session.title;
+    chat.settings = session.settings ?? {};
+    for (const row of session.messages) {
+      const message = {
+        ...row,
+        key: String(row.id),
+        saved: row.id,
+        parent: row.parent === null || row.parent === undefined ? null : String(row.parent),
+        reasoning: row.reasoning ?? "",
+        tool_calls: row.tool_calls ?? [],
+        isDirty: false,
+      };
+      chat.messages.set(message.key, message);
+    }
+    chat.leaf = session.leaf === null || session.leaf === undefined ? null : String(session.leaf);
+    return chat;
+  }
+
+  /** The shown messages, first to last. */
+  get branch() {
+    return branch(this.messages, this.leaf);
+  }
+
+  /** A new message below `parent`, which becomes the leaf. */
+  add(parent, role, content, more = {}) {
+    const message = {
+      key: `new-${(made += 1)}`, saved: null, parent, role, content,
+      reasoning: "", tool_calls: [], usage: null, created: Date.now() / 1000, isDirty: false, ...more,
+    };
+    this.messages.set(message.key, message);
+    this.leaf = message.key;
+    return message;
+  }
+
+  /** Takes back a message that was never saved, and shows what was above it. */
+  drop(message) {
+    this.messages.delete(message.key);
+    if (this.leaf === message.key) this.leaf = message.parent;
+  }
+
+  setLeaf(key) {
+    this.leaf = key;
+    this.#movedLeaf = true;
+    return this.sync();
+  }
+
+  change(fields) {
+    Object.assign(this, fields);
+    Object.assign(this.#changed, fields);
+    return this.id === null ? Promise.resolve() : this.sync(); // a chat begins with its first message
+  }
+
+  /** Saves what the server has not seen yet. Never raises; see `problem`. */
+  sync() {
+    this.#chain = this.#chain.then(async () => {
+      try {
+        await this.#push();
+        this.problem = null;
+      } catch (error) {
+        this.problem = error;
+      }
+      this.onsaved();
+    });
+    return this.#chain;
+  }
+
+  async #push() {
+    if (this.id === null) {
+      const begun = { title: this.title, settings: this.settings };
+      this.#changed = {};
+      this.id = (await post("/api/sessions", begun)).session.id;
+      if (this.run) live.set(this.id, this);
+    }
+    const path = `/api/sessions/${encodeURIComponent(this.id)}`;
+    for (const message of this.messages.values()) {
+      if (message.saved === null && !isUnborn(message)) {
+        message.isDirty = false;
+        message.saved = (await post(`${path}/messages`, this.#written(message))).message.id;
+      } else if (message.saved !== null && message.isDirty) {
+        message.isDirty = false;
+        await patch(`${path}/messages/${message.saved}`, answered(message)).catch((error) => {
+          message.isDirty = true;
+          throw error;
+        });
+      }
+    }
+    if (this.#movedLeaf) {
+      const leaf = this.messages.get(this.leaf)?.saved;
+      if (leaf !== null && leaf !== undefined) this.#changed.leaf = leaf;
+      this.#movedLeaf = false;
+    }
+    if (Object.keys(this.#changed).length) {
+      const fields = this.#changed;
+      this.#changed = {};
+      await patch(path, fields).catch((error) => {
+        this.#changed = { ...fields, ...this.#changed };
+        throw error;
+      });
+    }
+  }
+
+  #written(message) {
+    const parent = message.parent === null ? null : this.messages.get(message.parent).saved;
+    const body = { parent, role: message.role, content: message.content };
+    if (message.reasoning) body.reasoning = message.reasoning;
+    if (message.tool_calls.length) body.tool_calls = message.tool_calls;
+    if (message.usage) body.usage = message.usage;
+    return body;
+  }
+
+  /** The page goes: what is known of a running answer is sent without waiting. */
+  lastWords() {
+    const message = this.run?.message;
+    if (!message || message.saved === null || this.id === null) return;
+    const path = `/api/sessions/${encodeURIComponent(this.id)}/messages/${message.saved}`;
+    send("PATCH", path, answered(message), { keepalive: true }).catch(() => {});
+  }
+}
+
+/** An answer of which nothing has come yet is not worth a row. */
+const isUnborn = (message) =>
+  message.usage?.state === "streaming" && !message.content && !message.reasoning && !message.tool_calls.length;
+
+function answered(message) {
+  const body = { content: message.content, usage: message.usage };
+  if (message.reasoning) body.reasoning = message.reasoning;
+  return body;
+}
