@@ -1,0 +1,279 @@
+// The chat view: a conversation, the field below it, and what both do.
+
+import { servedModel } from "./api.js";
+import { split } from "./attach.js";
+import { Composer } from "./composer.js";
+import { Conversation, live } from "./conversation.js";
+import { ask, tell, toast } from "./dialogs.js";
+import { announce, count, h } from "./dom.js";
+import { icon } from "./icons.js";
+import { Log } from "./log.js";
+import { Meter } from "./meter.js";
+import { Run } from "./run.js";
+import { editSettings } from "./settings.js";
+import { newestLeaf, siblings } from "./tree.js";
+
+const SAY_EVERY_MS = 5000; // how often a screen reader is given what came of an answer
+const TITLE_CHARS = 80;
+
+/** Mounts the view of a chat. id: of a saved one, or null for a new one. where: {message} to show.
+ * Returns what `app.js` needs: {unmount, act}. */
+export function mount(root, { id, message }, { navigated }) {
+  const view = new ChatView(navigated);
+  root.append(view.element);
+  view.open(id, message);
+  return view;
+}
+
+class ChatView {
+  constructor(navigated) {
+    this.navigated = navigated; // tells the rest of the page which chat this is
+    this.log = new Log({
+      isLive: (message) => this.chat?.run?.message === message,
+      siblings: (message) => siblings(this.chat.messages, message),
+      canContinue: (message) => this.#canContinue(message),
+      edit: (message, text) => this.#edit(message, text),
+      regenerate: (message) => this.#regenerate(message),
+      continue: (message) => this.#answer(message),
+      show: (message) => this.#show(message),
+    });
+    this.composer = new Composer({
+      send: (content) => this.#send(content),
+      stop: () => this.stop(),
+      typed: (text) => this.meter.typed(text),
+      editLast: () => this.editLast(),
+    });
+    this.meter = new Meter();
+    this.title = h("h1", { class: "chat-title" }, "New chat");
+    this.model = h("p", { class: "chat-model" });
+    this.speed = h("span", { class: "speed" });
+    this.notice = h("div", { class: "notice", role: "alert", hidden: true });
+    this.welcome = h("div", { class: "welcome", hidden: true });
+    const renames = h("button", { type: "button", class: "icon-button", "aria-label": "Rename this chat", title: "Rename", onclick: () => this.rename() }, icon("edit"));
+    const settings = h("button", { type: "button", class: "icon-button", "aria-label": "Settings of this chat", title: "Settings", onclick: () => this.settings() }, icon("sliders"));
+    this.element = h("div", { class: "chat" },
+      h("div", { class: "chat-head" },
+        h("div", { class: "chat-names" }, this.title, this.model), this.speed, this.meter.element, renames, settings),
+      this.welcome, this.log.element,
+      h("div", { class: "chat-foot" }, this.notice, this.composer.element));
+    servedModel().then((model) => this.#greet(model), () => {});
+  }
+
+  #greet(model) {
+    this.model.textContent = model.id;
+    this.welcome.replaceChildren(
+      h("h2", {}, "What would you like to know?"),
+      h("p", { class: "muted" }, `${model.id} answers on this machine (${model.backend}, ${count(model.context_window)} tokens of context). Nothing you write leaves it.`));
+  }
+
+  async open(id, message) {
+    try {
+      this.chat = id === null ? new Conversation() : live.get(id) ?? (await Conversation.open(id));
+    } catch (error) {
+      this.chat = new Conversation();
+      this.#notify(error.status === 404 ? "This chat does not exist any more." : error.message);
+    }
+    this.chat.onsaved = () => this.#saved();
+    this.#titled();
+    this.#draw();
+    if (this.chat.run) this.#watch(this.chat.run);
+    if (message) await this.log.focus(message);
+    else this.log.toEnd();
+    if (!message && matchMedia("(hover: hover)").matches) this.composer.focus();
+  }
+
+  unmount() {
+    if (this.chat) {
+      this.chat.onsaved = () => {};
+      if (this.chat.run) {
+        this.chat.run.onprogress = () => {};
+        this.chat.run.onend = () => {};
+      }
+    }
+    clearInterval(this.saying);
+    this.log.close();
+    this.element.remove();
+  }
+
+  // ------------------------------------------------------------------------------- showing
+
+  #draw() {
+    const shown = this.chat.branch;
+    this.welcome.hidden = shown.length > 0;
+    this.log.element.hidden = shown.length === 0;
+    this.log.show(shown);
+    this.composer.busy = this.chat.run !== null;
+    this.meter.count(this.chat);
+  }
+
+  /** The buttons below messages depend on the tree and on whether an answer is coming. */
+  #redrawFeet() {
+    for (const view of this.log.views.values()) if (view.isNear) view.settle();
+  }
+
+  #titled() {
+    const title = this.chat.title || "New chat";
+    this.title.textContent = title;
+    document.title = `${title} – mlxlite`;
+  }
+
+  #notify(text, act = null) {
+    this.notice.hidden = !text;
+    this.notice.replaceChildren(icon("warn"), h("p", {}, text ?? ""),
+      ...(act ? [h("button", { type: "button", class: "button", onclick: act.do }, act.label)] : []));
+  }
+
+  #saved() {
+    const { problem } = this.chat;
+    if (problem) {
+      const text = `This chat is not saved: ${problem.message} It goes on here meanwhile.`;
+      this.#notify(text, { label: "Save again", do: () => this.chat.sync() });
+    } else {
+      this.#notify(null);
+      this.navigated(this.chat);
+    }
+  }
+
+  // ---------------------------------------------------------------------------- conversing
+
+  #send(content) {
+    const { chat } = this;
+    if (chat.run) return;
+    if (!chat.title) {
+      chat.title = titleOf(content);
+      this.#titled();
+    }
+    chat.add(chat.leaf, "user", content);
+    this.#answer();
+  }
+
+  /** Answers the leaf, or goes on with an answer. */
+  #answer(message = null) {
+    if (this.chat.run) return;
+    const run = new Run(this.chat, message);
+    this.chat.sync();
+    this.#draw();
+    this.#redrawFeet();
+    this.log.toEnd();
+    this.#watch(run);
+    run.go();
+    announce("Answering.");
+  }
+
+  #watch(run) {
+    let said = run.message.content.length;
+    const say = () => {
+      const text = run.message.content.slice(said);
+      const end = Math.max(text.lastIndexOf(". "), text.lastIndexOf("\n"), text.lastIndexOf("? "), text.lastIndexOf("! "));
+      if (end > 0) {
+        announce(text.slice(0, end + 1));
+        said += end + 1;
+      }
+    };
+    clearInterval(this.saying);
+    this.saying = setInterval(say, SAY_EVERY_MS);
+    run.onprogress = () => {
+      this.log.views.get(run.message.key)?.update();
+      this.meter.answering(run.text_tokens);
+      this.speed.textContent = run.tokensPerSecond ? `${run.tokensPerSecond.toFixed(1)} tokens/s` : "";
+    };
+    run.onend = () => {
+      clearInterval(this.saying);
+      this.speed.textContent = "";
+      const isThere = this.chat.messages.has(run.message.key);
+      this.#draw();
+      this.#redrawFeet();
+      if (!isThere && run.error) this.#failedBeforeText(run.error);
+      announce(run.error ? `The answer failed: ${run.error.message}` : run.message.content.slice(said) || "The answer is over.");
+    };
+  }
+
+  /** Nothing came, so there is no message that could show it. */
+  #failedBeforeText(error) {
+    this.log.list.querySelector(".trouble.is-loose")?.remove();
+    const box = h("div", { class: "trouble is-loose", role: "alert" }, icon("warn"), h("p", {}, error.message),
+      h("button", { type: "button", class: "button", onclick: () => { box.remove(); this.#answer(); } }, "Try again"));
+    this.log.list.append(box);
+    this.log.toEnd();
+  }
+
+  #canContinue(message) {
+    const { chat } = this;
+    const { usage } = message;
+    if (chat.run || message.role !== "assistant" || message.key !== chat.leaf || !message.content) return false;
+    if (chat.settings.schema || message.tool_calls.length) return false; // a form cannot begin in its middle
+    return ["streaming", "stopped", "failed"].includes(usage?.state) || usage?.finish_reason === "length";
+  }
+
+  #edit(message, text) {
+    if (this.chat.run) return;
+    this.chat.add(message.parent, "user", text);
+    this.#answer();
+  }
+
+  #regenerate(message) {
+    if (this.chat.run) return;
+    this.chat.leaf = message.parent;
+    this.#answer();
+  }
+
+  #show(message) {
+    if (this.chat.run) return;
+    this.chat.setLeaf(newestLeaf(this.chat.messages, message.key));
+    this.#draw();
+    this.#redrawFeet();
+    const view = this.log.views.get(message.key);
+    view?.near();
+    view?.element.querySelector(".branches button:not(:disabled)")?.focus();
+  }
+
+  // ------------------------------------------------------- what keys and buttons ask for
+
+  stop() {
+    this.chat?.run?.stop();
+    this.composer.focus();
+  }
+
+  get isAnswering() {
+    return Boolean(this.chat?.run);
+  }
+
+  focus() {
+    this.composer.focus();
+  }
+
+  editLast() {
+    const last = this.chat?.branch.findLast((message) => message.role === "user");
+    if (!last || this.chat.run) return;
+    const view = this.log.views.get(last.key);
+    view.near();
+    view.edit();
+    view.element.scrollIntoView({ block: "nearest" });
+  }
+
+  async settings() {
+    if (!this.chat) return;
+    const found = await editSettings(this.chat.settings);
+    if (found === null) return;
+    await this.chat.change({ settings: found });
+    this.meter.count(this.chat);
+    if (!this.chat.problem) toast("Settings saved.");
+  }
+
+  async rename() {
+    if (!this.chat) return;
+    const title = await ask("Rename this chat", "Title", { value: this.chat.title });
+    if (title === null) return;
+    await this.chat.change({ title });
+    if (this.chat.problem) tell(this.chat.problem);
+    this.#titled();
+    this.navigated(this.chat);
+  }
+}
+
+/** A title out of a first message: what was typed, on one line, else the name of a file. */
+function titleOf(content) {
+  const { files, typed } = split(content);
+  const line = typed.replace(/\s+/g, " ").trim() || files[0].name;
+  return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS - 1)}…` : line;
+}

@@ -1,0 +1,233 @@
+// All chats: a list to rename, delete, export and import, and the search through their messages.
+
+import { get, patch, remove, send } from "./api.js";
+import { ask, tell, toast } from "./dialogs.js";
+import { announce, count, debounced, download, h, moment } from "./dom.js";
+import { icon } from "./icons.js";
+import { refresh } from "./sidebar.js";
+
+const PAGE = 100;
+const UNDO_MS = 6000;
+const MOST_IMPORT = 30_000_000; // bytes; the server takes bodies up to 32 MiB
+
+const address = (id) => `/api/sessions/${encodeURIComponent(id)}`;
+
+// What is on its way out: {id: go}; it can be taken back until then.
+const leaving = new Map();
+addEventListener("pagehide", () => {
+  for (const go of leaving.values()) go(true);
+});
+
+export function mount(root, { query }) {
+  const view = new SessionsView(query.get("q") ?? "");
+  root.append(view.element);
+  view.start();
+  return view;
+}
+
+class SessionsView {
+  #asked = 0;
+
+  constructor(query) {
+    this.field = h("input", { type: "search", id: "search", value: query, placeholder: "Search all messages", "aria-label": "Search all messages", autocomplete: "off" });
+    this.picker = h("input", { type: "file", accept: ".jsonl,.json,.txt", multiple: true, hidden: true, "aria-label": "Chats as JSONL", onchange: () => this.#import() });
+    this.result = h("p", { class: "muted", role: "status" });
+    this.content = h("div", {});
+    this.element = h("div", { class: "page" },
+      h("h1", { class: "page-title" }, "Chats"),
+      h("div", { class: "toolbar" },
+        h("div", { class: "search", role: "search" }, icon("search"), this.field),
+        h("button", { type: "button", class: "button", onclick: () => this.picker.click() }, icon("in"), "Import"), this.picker),
+      this.result, this.content);
+    const soon = debounced(120, () => this.#search());
+    this.field.addEventListener("input", soon);
+    this.field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && this.field.value) {
+        event.preventDefault();
+        this.field.value = "";
+        this.#search();
+      } else if (event.key === "ArrowDown") {
+        event.preventDefault();
+        this.content.querySelector("a")?.focus();
+      }
+    });
+  }
+
+  start() {
+    this.#search();
+    this.field.focus();
+  }
+
+  focus() {
+    this.field.focus();
+  }
+
+  unmount() {
+    this.#asked += 1;
+    this.element.remove();
+  }
+
+  // -------------------------------------------------------------------------------- searching
+
+  async #search() {
+    const asked = (this.#asked += 1);
+    const text = this.field.value.trim();
+    const hash = text ? `#/sessions?q=${encodeURIComponent(text)}` : "#/sessions";
+    history.replaceState(null, "", hash);
+    if (!text) return this.#list();
+    try {
+      const { results } = await get(`/api/sessions/search?q=${encodeURIComponent(text)}`);
+      if (asked === this.#asked) this.#showHits(results);
+    } catch (error) {
+      if (asked === this.#asked) this.#fail(error);
+    }
+  }
+
+  #showHits(results) {
+    const all = results.reduce((sum, one) => sum + one.matches.length, 0);
+    const found = results.length ? `${count(all)} ${all === 1 ? "match" : "matches"} in ${count(results.length)} ${results.length === 1 ? "chat" : "chats"}` : "Nothing found.";
+    this.result.textContent = found;
+    this.content.replaceChildren(h("ul", { class: "hits" }, ...results.map(({ id, title, matches }) => {
+      const link = `#/chat/${encodeURIComponent(id)}`;
+      const lines = matches.map(({ role, snippet, ranges, message }) =>
+        h("li", {}, h("a", { href: message === null || message === undefined ? link : `${link}/${encodeURIComponent(message)}` },
+          h("span", { class: "muted" }, role === "user" ? "You: " : "Answer: "), ...marked(snippet, ranges))));
+      return h("li", { class: "hit" }, h("h2", { class: "session-title" }, title), h("ul", {}, ...lines));
+    })));
+  }
+
+  // ---------------------------------------------------------------------------------- listing
+
+  async #list() {
+    const asked = (this.#asked += 1);
+    this.result.textContent = "";
+    try {
+      const { sessions } = await get(`/api/sessions?limit=${PAGE}`);
+      if (asked !== this.#asked) return;
+      this.list = h("ul", { class: "session-list", "aria-label": "Chats" });
+      this.content.replaceChildren(this.list);
+      this.#more(sessions);
+      if (!sessions.length) {
+        this.content.replaceChildren(h("p", { class: "muted" }, "No chats yet. ", h("a", { href: "#/chat" }, "Begin one"), "."));
+      }
+    } catch (error) {
+      if (asked === this.#asked) this.#fail(error);
+    }
+  }
+
+  #more(sessions) {
+    this.list.append(...sessions.filter(({ id }) => !leaving.has(id)).map((session) => this.#row(session)));
+    if (sessions.length < PAGE) return;
+    const button = h("button", { type: "button", class: "button", onclick: async () => {
+      button.disabled = true;
+      try {
+        const last = sessions.at(-1);
+        const found = await get(`/api/sessions?limit=${PAGE}&before=${encodeURIComponent(last.id)}`);
+        button.remove();
+        this.#more(found.sessions);
+      } catch (error) {
+        button.disabled = false;
+        tell(error);
+      }
+    } }, "Earlier chats");
+    this.content.append(button);
+  }
+
+  #row(session) {
+    const { id, updated, messages } = session;
+    const title = h("span", { class: "session-title" }, session.title || "New chat");
+    const tool = (name, label, act) =>
+      h("button", { type: "button", class: "icon-button", "aria-label": `${label} ${session.title}`, title: label, onclick: act }, icon(name));
+    const row = h("li", { class: "session" },
+      h("a", { class: "session-link", href: `#/chat/${encodeURIComponent(id)}` }, title,
+        h("span", { class: "note" }, `${moment(updated)} · ${count(messages)} ${messages === 1 ? "message" : "messages"}`)),
+      tool("edit", "Rename", () => this.#rename(session, title)),
+      tool("out", "Export", () => this.#export(session)),
+      tool("bin", "Delete", () => this.#delete(session, row)));
+    return row;
+  }
+
+  async #rename(session, shown) {
+    const title = await ask("Rename this chat", "Title", { value: session.title });
+    if (title === null) return;
+    try {
+      await patch(address(session.id), { title });
+      session.title = title;
+      shown.textContent = title;
+      refresh();
+    } catch (error) {
+      tell(error);
+    }
+  }
+
+  /** Out of sight at once, deleted when it can no longer be taken back. */
+  #delete(session, row) {
+    const next = row.nextElementSibling ?? row.previousElementSibling;
+    row.remove();
+    (next?.querySelector("a") ?? this.field).focus();
+    const go = (isLast = false) => {
+      clearTimeout(timer);
+      leaving.delete(session.id);
+      remove(address(session.id), { keepalive: isLast }).then(refresh, (error) => {
+        tell(error);
+        this.#search();
+      });
+    };
+    const timer = setTimeout(go, UNDO_MS);
+    leaving.set(session.id, go);
+    announce(`${session.title} is deleted.`);
+    toast(`“${session.title}” is deleted.`, { label: "Undo", do: () => {
+      clearTimeout(timer);
+      leaving.delete(session.id);
+      this.#search();
+    } }, UNDO_MS - 200);
+  }
+
+  // ------------------------------------------------------------------------ files in and out
+
+  async #export(session) {
+    try {
+      const text = await (await send("GET", `${address(session.id)}/export`)).text();
+      const name = (session.title || "chat").replace(/[^\p{L}\p{N} ._-]+/gu, "").trim().slice(0, 60) || "chat";
+      download(`${name}.jsonl`, "application/x-ndjson", text);
+    } catch (error) {
+      tell(error);
+    }
+  }
+
+  async #import() {
+    const files = [...this.picker.files];
+    this.picker.value = "";
+    for (const file of files) {
+      try {
+        if (file.size > MOST_IMPORT) throw new Error(`${file.name} is larger than ${MOST_IMPORT / 1e6} MB.`);
+        const response = await send("POST", "/api/sessions/import", await file.text(), { type: "application/x-ndjson" });
+        const { session, skipped } = await response.json();
+        const lost = skipped ? ` ${count(skipped)} broken ${skipped === 1 ? "line was" : "lines were"} left out.` : "";
+        toast(`“${session.title}” is here.${lost}`, { label: "Open", do: () => (location.hash = `#/chat/${encodeURIComponent(session.id)}`) });
+      } catch (error) {
+        tell(error);
+      }
+    }
+    refresh();
+    this.#search();
+  }
+
+  #fail(error) {
+    this.result.textContent = "";
+    this.content.replaceChildren(h("div", { class: "trouble", role: "alert" }, icon("warn"), h("p", {}, error.message),
+      h("button", { type: "button", class: "button", onclick: () => this.#search() }, "Try again")));
+  }
+}
+
+/** A snippet with its matches marked. ranges: [from, to) in characters (code points). */
+function marked(snippet, ranges) {
+  const letters = [...snippet]; // the server counts characters, JavaScript counts UTF-16 units
+  const parts = [];
+  let at = 0;
+  for (const [from, to] of ranges) {
+    parts.push(letters.slice(at, from).join(""), h("mark", {}, letters.slice(from, to).join("")));
+    at = to;
+  }
+  return [...parts, letters.slice(at).join("")];
+}

@@ -1,0 +1,47 @@
+// The newest chats at the side, and moving between them.
+
+import { get } from "./api.js";
+import { at, debounced, h } from "./dom.js";
+
+const SHOWN = 30;
+
+let sessions = [];
+let current = null;
+
+/** Fetches the list anew. Quiet when that fails: the banner says so already. */
+export const refresh = debounced(100, async () => {
+  const found = await get(`/api/sessions?limit=${SHOWN}`).catch(() => null);
+  if (!found) return;
+  sessions = found.sessions;
+  show();
+});
+
+/** Marks the chat that is shown; null for none. */
+export function mark(id) {
+  current = id;
+  for (const link of at("recent").querySelectorAll("a")) setCurrent(link, link.dataset.id === String(id));
+  if (id !== null && !sessions.some((session) => session.id === id)) refresh();
+}
+
+function show() {
+  const links = sessions.map(({ id, title }) => {
+    const link = h("a", { href: `#/chat/${encodeURIComponent(id)}`, class: "recent-link", "data-id": String(id), title }, title || "New chat");
+    setCurrent(link, id === current);
+    return h("li", {}, link);
+  });
+  const list = h("ul", { class: "recent-list", "aria-labelledby": "recent-head" }, ...links);
+  at("recent").replaceChildren(...(links.length ? [h("h2", { id: "recent-head", class: "side-heading" }, "Recent"), list] : []));
+}
+
+function setCurrent(link, is) {
+  if (is) link.setAttribute("aria-current", "page");
+  else link.removeAttribute("aria-current");
+}
+
+/** Goes to the chat above (-1) or below (1) the one that is shown. */
+export function step(by) {
+  if (!sessions.length) return;
+  const here = sessions.findIndex((session) => session.id === current);
+  const next = here < 0 ? 0 : Math.min(Math.max(here + by, 0), sessions.length - 1);
+  location.hash = `#/chat/${encodeURIComponent(sessions[next].id)}`;
+}
