@@ -4,7 +4,7 @@ import { servedModel } from "./api.js";
 import { split } from "./attach.js";
 import { Composer } from "./composer.js";
 import { Conversation, live } from "./conversation.js";
-import { ask, tell, toast } from "./dialogs.js";
+import { TITLE_CHARS, ask, tell, toast } from "./dialogs.js";
 import { announce, count, h } from "./dom.js";
 import { icon } from "./icons.js";
 import { Log } from "./log.js";
@@ -14,7 +14,6 @@ import { editSettings } from "./settings.js";
 import { newestLeaf, siblings } from "./tree.js";
 
 const SAY_EVERY_MS = 5000; // how often a screen reader is given what came of an answer
-const TITLE_CHARS = 80;
 
 /** Mounts the view of a chat. id: of a saved one, or null for a new one. where: {message} to show.
  * Returns what `app.js` needs: {unmount, act}. */
@@ -262,7 +261,7 @@ class ChatView {
 
   async rename() {
     if (!this.chat) return;
-    const title = await ask("Rename this chat", "Title", { value: this.chat.title });
+    const title = await ask("Rename this chat", "Title", { value: this.chat.title, most: TITLE_CHARS });
     if (title === null) return;
     await this.chat.change({ title });
     if (this.chat.problem) tell(this.chat.problem);

@@ -3,6 +3,8 @@
 import { at, freshId, h } from "./dom.js";
 import { icon } from "./icons.js";
 
+export const TITLE_CHARS = 80; // of a chat; the server takes no longer one
+
 /** Opens a dialog; resolves to what `close(value)` was given, or to null.
  * fill(close): the content. kind: a class, such as "sheet". */
 export function dialog(title, fill, kind = "") {
@@ -40,10 +42,10 @@ export async function confirm(title, text, yes, isDangerous = false) {
 }
 
 /** Asks for a line of text; resolves to it or to null. */
-export function ask(title, label, { value = "", type = "text", yes = "Save", note = null } = {}) {
+export function ask(title, label, { value = "", type = "text", yes = "Save", note = null, most = 4096 } = {}) {
   return dialog(title, (close) => {
     const id = freshId("ask");
-    const field = h("input", { id, type, value, autocomplete: "off", autofocus: true, maxlength: 4096 });
+    const field = h("input", { id, type, value, autocomplete: "off", autofocus: true, maxlength: most });
     return h("form", { onsubmit: (event) => { event.preventDefault(); close(field.value.trim() || null); } },
       note && h("p", { class: "muted" }, note),
       h("div", { class: "field" }, h("label", { htmlFor: id }, label), field),

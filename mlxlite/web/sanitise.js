@@ -17,7 +17,8 @@ const DROPPED = new Set([
   "textarea", "select", "audio", "video", "canvas", "frameset", "xmp", "noembed", "noframes", "plaintext",
 ]);
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
-const CODE_CLASS = /^(?:language-[\w+#.-]{1,32}|highlight|[a-z][a-z0-9]{0,2})$/;
+const CODE_CLASS = /^(?:language-[\w+#.-]{1,32}|hl(?:-[a-z]{1,16})?)$/; // of colours.py
+const CELL_CLASS = /^align-(?:left|center|right)$/;
 const DEEPEST = 64;
 
 /** A fragment that is safe to show. */
@@ -48,30 +49,27 @@ function addElement(target, source, depth) {
 }
 
 function element(source, tag) {
-  if (tag === "a") return anchor(source.getAttribute("href"));
+  if (tag === "a") return anchor(source.getAttribute("href"), source.getAttribute("title"));
   if (tag === "img") return image(source);
   const name = RENAMED[tag] ?? (KEPT.has(tag) ? tag : null);
   if (name === null) return null;
   const made = document.createElement(name);
-  if (name === "span" || name === "code" || name === "pre" || name === "div") {
-    const names = (source.getAttribute("class") ?? "").split(/\s+/).filter((one) => CODE_CLASS.test(one));
+  const allowed = { span: CODE_CLASS, code: CODE_CLASS, pre: CODE_CLASS, td: CELL_CLASS, th: CELL_CLASS }[name];
+  if (allowed) {
+    const names = (source.getAttribute("class") ?? "").split(/\s+/).filter((one) => allowed.test(one));
     if (names.length) made.className = names.join(" ");
   }
   if (name === "ol" && /^\d{1,9}$/.test(source.getAttribute("start") ?? "")) {
     made.setAttribute("start", source.getAttribute("start"));
   }
-  if (name === "td" || name === "th") {
-    const side = /^\s*text-align:\s*(left|center|right)\s*;?\s*$/.exec(source.getAttribute("style") ?? "");
-    if (side) made.className = `at-${side[1]}`;
-  }
   return made;
 }
 
 /** A link that leads out, or null for an address that is not on the list. */
-function anchor(address) {
+function anchor(address, title = null) {
   const href = safeAddress(address);
   if (href === null) return null;
-  return h("a", { href, target: "_blank", rel: "noopener noreferrer nofollow" });
+  return h("a", { href, title, target: "_blank", rel: "noopener noreferrer nofollow" });
 }
 
 function image(source) {

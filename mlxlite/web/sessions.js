@@ -1,7 +1,7 @@
 // All chats: a list to rename, delete, export and import, and the search through their messages.
 
 import { get, patch, remove, send } from "./api.js";
-import { ask, tell, toast } from "./dialogs.js";
+import { TITLE_CHARS, ask, tell, toast } from "./dialogs.js";
 import { announce, count, debounced, download, h, moment } from "./dom.js";
 import { icon } from "./icons.js";
 import { refresh } from "./sidebar.js";
@@ -122,7 +122,7 @@ class SessionsView {
       button.disabled = true;
       try {
         const last = sessions.at(-1);
-        const found = await get(`/api/sessions?limit=${PAGE}&before=${encodeURIComponent(last.id)}`);
+        const found = await get(`/api/sessions?limit=${PAGE}&before=${last.updated}`);
         button.remove();
         this.#more(found.sessions);
       } catch (error) {
@@ -148,7 +148,7 @@ class SessionsView {
   }
 
   async #rename(session, shown) {
-    const title = await ask("Rename this chat", "Title", { value: session.title });
+    const title = await ask("Rename this chat", "Title", { value: session.title, most: TITLE_CHARS });
     if (title === null) return;
     try {
       await patch(address(session.id), { title });

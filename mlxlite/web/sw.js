@@ -3,12 +3,12 @@
 // While the server is there every file comes from it (an unchanged one as a 304 by its ETag), so
 // nothing is ever stale; what came is kept, and shown when the server does not answer.
 
-const CACHE = "mlxlite-shell-1";
+const CACHE = "mlxlite-{{version}}"; // the server puts in a hash of all files
 const PATIENCE_MS = 4000;
 const SHELL = [
   "/", "/manifest.webmanifest",
   ...[
-    "app.css", "icon.svg", "theme.js", "app.js", "api.js", "attach.js", "charts.js", "chat.js", "composer.js",
+    "app.css", "hljs.css", "icon.svg", "theme.js", "app.js", "api.js", "attach.js", "charts.js", "chat.js", "composer.js",
     "conversation.js", "dialogs.js", "dom.js", "icons.js", "keys.js", "log.js", "message.js", "meter.js",
     "models.js", "render.js", "run.js", "sanitise.js", "sessions.js", "settings.js", "sidebar.js", "status.js", "tree.js",
   ].map((name) => `/assets/${name}`),
