@@ -1,7 +1,7 @@
 # mlxlite: `make run` serves the default model, `make test` tests everything; both set up what they need.
 #
 #   make run [MODEL=name] [PORT=8080] [ARGS="--flag value"]
-#   make test | test-fast | test-clients | test-npm | soak | check | bench | setup | clean
+#   make test | test-fast | test-clients | test-npm | test-web | soak | check | bench | setup | clean
 #
 # Linux on x86-64 without an NVIDIA driver installs MKL (655 MB), ten times the speed; NO_MKL=1 skips it.
 
@@ -28,7 +28,7 @@ endif
 COMMA := ,
 STAMP := $(VENV)/.set-up$(if $(EXTRAS),-$(subst $(COMMA),-,$(EXTRAS)))
 
-.PHONY: setup setup-test run test test-fast test-clients test-npm soak check bench clean
+.PHONY: setup setup-test run test test-fast test-clients test-npm test-web soak check bench clean
 
 # A file stays on one worker: its fixtures are models and servers.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
@@ -61,6 +61,7 @@ run: setup
 test: setup-test
 	$(BIN)/mlxlite get
 	$(BIN)/python -m pytest -q $(PARALLEL)
+	@$(MAKE) --no-print-directory test-web
 
 # What needs neither seconds nor the real model, for the work in between.
 test-fast: setup-test
@@ -91,6 +92,19 @@ test-npm: setup-test
 		$(ALONE) $(BIN)/python -m pytest -q -m npm tests/clients_npm; \
 	else \
 		echo "not run: tests/clients_npm, the clients from npm (there is no npm on this machine)"; \
+	fi
+
+# The page in a real Chromium (tests/web); `make test` runs them too. CI may install it; elsewhere its
+# absence is one line. Pictures of the pages: MLXLITE_WEB_SHOTS names their folder.
+FIND_CHROMIUM := $(BIN)/python -c 'import sys; from tests import browser; sys.exit(browser.find() is None)'
+
+test-web: setup-test
+	@$(FIND_CHROMIUM) || { [ "$$CI" = true ] && [ "$$(id -u)" = 0 ] && command -v apt-get && \
+		apt-get update && apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 || true
+	@if $(FIND_CHROMIUM); then \
+		$(BIN)/mlxlite get && $(BIN)/python -m pytest -q -m "web and not bench" tests/web; \
+	else \
+		echo "not run: tests/web, the page in a browser (there is no Chromium on this machine)"; \
 	fi
 
 # Random traffic on a real server for 20 minutes (tests/soak.py); ARGS="--minutes 60 --seed 7".

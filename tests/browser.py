@@ -90,7 +90,10 @@ class Browser:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -201,10 +204,12 @@ class Page:
 
     # ------------------------------------------------------------------------------ looking
 
-    def run(self, script: str, *given: Any) -> Any:
-        """The value of an expression, or of a function called with what is given; awaited."""
-        if given:
-            script = f"({script})({', '.join(json.dumps(one) for one in given)})"
+    def call(self, function: str, *given: Any) -> Any:
+        """What a function, as text, returns when it is called with what is given; awaited."""
+        return self.run(f"({function})({', '.join(json.dumps(one) for one in given)})")
+
+    def run(self, script: str) -> Any:
+        """The value of an expression, awaited."""
         answer = self.send(
             "Runtime.evaluate",
             expression=script,
@@ -236,13 +241,13 @@ class Page:
             time.sleep(0.03)  # between two looks at another process, which sends no event for this
 
     def text(self, selector: str) -> str:
-        found = self.run("(s) => document.querySelector(s)?.innerText ?? ''", selector)
+        found = self.call("(s) => document.querySelector(s)?.innerText ?? ''", selector)
         assert isinstance(found, str)
         return found
 
     def texts(self, selector: str) -> list[str]:
         script = "(s) => [...document.querySelectorAll(s)].map((one) => one.innerText)"
-        found: list[str] = self.run(script, selector)
+        found: list[str] = self.call(script, selector)
         return found
 
     def screenshot(self, path: Path) -> None:
@@ -270,11 +275,9 @@ class Page:
             const box = found.getBoundingClientRect();
             return [box.x + box.width / 2, box.y + box.height / 2];
         }"""
-        x, y = self.wait_for(lambda: self.run(where, selector), f"{selector} to click")
+        x, y = self.wait_for(lambda: self.call(where, selector), f"{selector} to click")
         for kind in ("mousePressed", "mouseReleased"):
-            self.send(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str, *modifiers: str) -> None:
         """A key by its name, such as Enter, or a letter; modifiers: Control, Shift, …"""

@@ -54,7 +54,7 @@ MARKDOWN: tuple[str, ...] = (
     "<https://evil.test/ onmouseover=window.hit=1>",
     '[a](https://evil.test/ "title\\" onmouseover=\\"window.hit=1")',
     "```html\n<script>window.hit = 1</script>\n```",
-    "```\"><script>window.hit=1</script>\nx\n```",
+    '```"><script>window.hit=1</script>\nx\n```',
     "```js onmouseover=window.hit=1\nx\n```",
     "`<img src=x onerror=window.hit=1>`",
     "| a |\n|---|\n| <img src=x onerror=window.hit=1> |",
@@ -66,7 +66,7 @@ MARKDOWN: tuple[str, ...] = (
     "<![CDATA[<script>window.hit=1</script>]]>",
     "&lt;script&gt;window.hit=1&lt;/script&gt;",
     "\u202e<script>window.hit=1</script>",
-    "<noscript><p title=\"</noscript><img src=x onerror=window.hit=1>\"></noscript>",
+    '<noscript><p title="</noscript><img src=x onerror=window.hit=1>"></noscript>',
     ">" * 3000 + " deep",
     "[" * 3000 + "x" + "](javascript:window.hit=1)" * 50,
 )
@@ -84,7 +84,8 @@ HTML: tuple[str, ...] = (
     "<svg></p><style><a id='</style><img src=1 onerror=window.hit=1>'>",
     "<table><caption><svg><p><style><img src=x onerror=window.hit=1></style></table>",
     "<p is=x-y slot=a contenteditable accesskey=x tabindex=5 popovertarget=x>x</p>",
-    "<a href='  https://a.test/'>x</a><a href='ht\ntps://a.test'>x</a><a href='\x00javascript:1'>x</a>",
+    "<a href='  https://a.test/'>x</a><a href='ht\ntps://a.test'>x</a>",
+    "<a href='\x00javascript:window.hit=1'>x</a>",
     "<ol start='1;alert(1)'><li value=9 onclick=window.hit=1>x</li></ol>",
     "<div>" * 5000 + "deep" + "</div>" * 5000,
 )  # fmt: skip

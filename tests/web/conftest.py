@@ -46,9 +46,7 @@ def page(browser: Browser, stage: Stage) -> Iterator[Page]:
 
 
 @pytest.fixture
-def shoot(
-    request: pytest.FixtureRequest, page: Page, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], None]:
+def shoot(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
     """Keeps a picture of the page, for people: in $MLXLITE_WEB_SHOTS, or with pytest's files."""
     given = os.environ.get("MLXLITE_WEB_SHOTS")
     folder = Path(given) if given else tmp_path_factory.getbasetemp() / "shots"

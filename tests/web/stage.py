@@ -91,9 +91,7 @@ class Stage(ScriptedApp):
         """A chat of these messages, by turns the user's and the model's; its id."""
         lines = [{"type": "session_info", "name": title}]
         for n, text in enumerate(texts):
-            lines.append(
-                {"type": "message", "role": ("user", "assistant")[n % 2], "content": text}
-            )
+            lines.append({"type": "message", "role": ("user", "assistant")[n % 2], "content": text})
         body = "\n".join(json.dumps(line) for line in lines).encode()
         reply: Reply = self.ask("POST", "/api/sessions/import", body)
         assert reply.status == 200, reply.body

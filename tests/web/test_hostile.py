@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,30 +14,7 @@ from tests.web.stage import Stage
 
 pytestmark = pytest.mark.web
 
-# What is live below an element, as a list of complaints. `own` are the page's own helpers.
-LIVE = """(selector) => {
-    const found = [];
-    const own = ".code-head, .code-head *, .table-box, .code-box";
-    const tags = new Set(("p br hr ul ol li blockquote pre code span div em strong b i del s sub sup kbd " +
-        "table thead tbody tr th td a h3 h4 h5 h6").split(" "));
-    const kept = new Set(["class", "href", "rel", "target", "title", "start", "tabindex", "role", "aria-label"]);
-    for (const root of document.querySelectorAll(selector)) {
-        for (const one of root.querySelectorAll("*")) {
-            if (one.matches(own)) continue;
-            if (!tags.has(one.localName)) found.push("tag " + one.localName);
-            for (const { name, value } of one.attributes) {
-                if (!kept.has(name)) found.push(`${one.localName} ${name}=${value}`);
-                if (name === "href" && !/^(https?|mailto):/.test(value)) found.push("href " + value);
-                if (name === "class" && !/^((language-[^ ]+|hl|hl-[a-z]+|align-[a-z]+) ?)+$/.test(value)) {
-                    found.push("class " + value);
-                }
-            }
-            if (one.localName === "a" && !one.rel.includes("noopener")) found.push("rel of " + one.href);
-        }
-    }
-    if (window.hit) found.push("a script ran");
-    return found;
-}"""
+LIVE = (Path(__file__).parent / "live.js").read_text(encoding="utf-8").strip().rstrip(";")
 
 
 def test_enough() -> None:
@@ -51,8 +29,10 @@ def test_stored_messages(page: Page, stage: Stage) -> None:
     open_chat(page, stage.url, f"#/chat/{session}")
     page.wait(f"document.querySelectorAll('{ANSWERS}').length === {len(MARKDOWN)}")
     page.run("document.querySelectorAll('.message').forEach((one) => one.view.near())")
-    page.wait(f"document.querySelectorAll('{ANSWERS} .prose:not(.plain)').length === {len(MARKDOWN)}")
-    assert page.run(LIVE, ".message-body") == []
+    page.wait(
+        f"document.querySelectorAll('{ANSWERS} .prose:not(.plain)').length === {len(MARKDOWN)}"
+    )
+    assert page.call(LIVE, ".message-body") == []
     assert page.run("document.querySelectorAll('main').length") == 1
     assert page.text(".chat-title") == "<img src=x onerror=window.hit=1>"
 
@@ -68,7 +48,7 @@ def test_written_messages(page: Page, stage: Stage, attack: str) -> None:
     wait_answer(page, 1)
     page.click(".thinking summary")
     page.wait("document.querySelector('.thinking .prose:not(.plain)')")
-    assert page.run(LIVE, ".message-body .prose") == []
+    assert page.call(LIVE, ".message-body .prose") == []
     assert page.text(".typed").strip() == attack.strip()
     assert page.run("document.querySelector('.typed').children.length") == 0
 
@@ -76,7 +56,7 @@ def test_written_messages(page: Page, stage: Stage, attack: str) -> None:
 def test_hostile_html(page: Page, stage: Stage) -> None:
     """HTML that no server of ours would send is taken apart by the page itself."""
     open_chat(page, stage.url)
-    page.run(
+    page.call(
         """async (attacks) => {
             const { safeNodes } = await import("/assets/sanitise.js");
             for (const attack of attacks) {
@@ -89,7 +69,7 @@ def test_hostile_html(page: Page, stage: Stage) -> None:
         list(HTML),
     )
     page.run("new Promise((resolve) => setTimeout(resolve, 200))")  # for what would fire late
-    assert page.run(LIVE, ".tried") == []
+    assert page.call(LIVE, ".tried") == []
     assert page.run("document.querySelectorAll('.tried').length") == len(HTML)
     assert page.run("document.querySelectorAll('#main').length") == 1
     # What was said is still there to read.
@@ -110,15 +90,19 @@ def test_search_and_titles(page: Page, stage: Stage) -> None:
 def test_policy(page: Page, stage: Stage) -> None:
     """The page's policy lets no inline script run and no stranger be asked, whatever is in it."""
     open_chat(page, stage.url)
-    page.run("""() => {
+    page.call(
+        """() => {
         const script = document.createElement("script");
         script.textContent = "window.hit = 1";
         const image = document.createElement("img");
         image.src = "https://evil.test/pixel.png";
         document.body.append(script, image);
-    }""", 0)
+    }"""
+    )
     page.wait_for(lambda: len(page.troubles) >= 2, "two refusals")
     assert page.run("window.hit") is None
-    assert all("Content Security Policy" in trouble for trouble in page.troubles), json.dumps(page.troubles)
+    assert all("Content Security Policy" in trouble for trouble in page.troubles), json.dumps(
+        page.troubles
+    )
     page.troubles.clear()
     page.requests[:] = [url for url in page.requests if "evil.test" not in url]

@@ -44,7 +44,8 @@ def test_search(page: Page, stage: Stage, shoot: Callable[[str], None]) -> None:
 
 
 def test_rename_and_delete(page: Page, stage: Stage, shoot: Callable[[str], None]) -> None:
-    first, second = stage.store(*TURNS, title="First"), stage.store(*TURNS, title="Second")
+    first = stage.store(*TURNS, title="First")
+    stage.store(*TURNS, title="Second")
     open_list(page, stage)
     page.click('button[aria-label="Rename First"]')
     page.wait("document.querySelector('dialog input') === document.activeElement")
@@ -67,7 +68,6 @@ def test_rename_and_delete(page: Page, stage: Stage, shoot: Callable[[str], None
     page.wait("document.querySelectorAll('.session').length === 1")
     page.reload()
     page.wait_for(lambda: [one["id"] for one in stage.sessions()] == [first], "the delete")
-    assert second != first
 
 
 def test_out_and_in(page: Page, stage: Stage, tmp_path: Path) -> None:
