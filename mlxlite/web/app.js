@@ -63,7 +63,7 @@ async function route() {
   const id = known === "chat" ? rest[0] ?? null : null;
   sidebar.mark(id);
   const parameters = { id, message: rest[1] ?? null, query: new URLSearchParams(query) };
-  shown = module.mount(main, parameters, { navigated });
+  shown = module.mount(main, parameters, { navigated, moved });
   closeMenu();
   if (known !== "chat") main.focus({ preventScroll: true });
 }
@@ -83,16 +83,18 @@ const missing = (name) => ({
   },
 });
 
+/** The view that is shown has another address now. */
+function moved(hash) {
+  history.replaceState(null, "", hash);
+  shownHash = hash;
+}
+
 /** A chat was saved: it has an address now, and belongs into the list. */
 function navigated(conversation) {
   at("topbar-title").textContent = conversation.title || "New chat";
   const hash = `#/chat/${encodeURIComponent(conversation.id)}`;
-  if (!location.hash.startsWith(hash)) {
-    history.replaceState(null, "", hash);
-    shownHash = hash;
-  }
+  if (!location.hash.startsWith(hash)) moved(hash);
   sidebar.mark(conversation.id);
-  sidebar.refresh();
 }
 
 // ---------------------------------------------------------------------------- menu and theme

@@ -11,6 +11,7 @@ import { Log } from "./log.js";
 import { Meter } from "./meter.js";
 import { Run } from "./run.js";
 import { editSettings } from "./settings.js";
+import { refresh } from "./sidebar.js";
 import { newestLeaf, siblings } from "./tree.js";
 
 const SAY_EVERY_MS = 5000; // how often a screen reader is given what came of an answer
@@ -39,7 +40,7 @@ class ChatView {
     this.composer = new Composer({
       send: (content) => this.#send(content),
       stop: () => this.stop(),
-      typed: (text) => this.meter.typed(text),
+      typed: (text) => this.#typed(text),
       editLast: () => this.editLast(),
     });
     this.meter = new Meter();
@@ -73,8 +74,13 @@ class ChatView {
       this.#notify(error.status === 404 ? "This chat does not exist any more." : error.message);
     }
     this.chat.onsaved = () => this.#saved();
+    // What was searched for may be on another branch.
+    if (message && this.chat.messages.has(message) && !this.chat.branch.some(({ key }) => key === message)) {
+      this.chat.leaf = newestLeaf(this.chat.messages, message);
+    }
     this.#titled();
     this.#draw();
+    this.composer.restore(sessionStorage.getItem(this.#draft) ?? "");
     if (this.chat.run) this.#watch(this.chat.run);
     if (message) await this.log.focus(message);
     else this.log.toEnd();
@@ -103,6 +109,15 @@ class ChatView {
     this.log.show(shown);
     this.composer.busy = this.chat.run !== null;
     this.meter.count(this.chat);
+    if (shown.at(-1)?.role === "user" && !this.chat.run) this.#offer("This message has no answer yet.", "Answer");
+  }
+
+  /** A line below the messages with a button that answers the last one. */
+  #offer(text, label, isBad = false) {
+    this.log.list.querySelector(".is-loose")?.remove();
+    this.log.list.append(h("div", { class: `${isBad ? "trouble" : "aside"} is-loose`, role: isBad ? "alert" : null }, isBad && icon("warn"), h("p", {}, text),
+      h("button", { type: "button", class: "button", onclick: () => this.#answer() }, label)));
+    this.log.toEnd();
   }
 
   /** The buttons below messages depend on the tree and on whether an answer is coming. */
@@ -129,7 +144,7 @@ class ChatView {
       this.#notify(text, { label: "Save again", do: () => this.chat.sync() });
     } else {
       this.#notify(null);
-      this.navigated(this.chat);
+      if (this.chat.id !== null) this.navigated(this.chat);
     }
   }
 
@@ -182,18 +197,10 @@ class ChatView {
       const isThere = this.chat.messages.has(run.message.key);
       this.#draw();
       this.#redrawFeet();
-      if (!isThere && run.error) this.#failedBeforeText(run.error);
+      if (!isThere && run.error) this.#offer(run.error.message, "Try again", true); // no message could show it
+      refresh();
       announce(run.error ? `The answer failed: ${run.error.message}` : run.message.content.slice(said) || "The answer is over.");
     };
-  }
-
-  /** Nothing came, so there is no message that could show it. */
-  #failedBeforeText(error) {
-    this.log.list.querySelector(".trouble.is-loose")?.remove();
-    const box = h("div", { class: "trouble is-loose", role: "alert" }, icon("warn"), h("p", {}, error.message),
-      h("button", { type: "button", class: "button", onclick: () => { box.remove(); this.#answer(); } }, "Try again"));
-    this.log.list.append(box);
-    this.log.toEnd();
   }
 
   #canContinue(message) {
@@ -266,7 +273,22 @@ class ChatView {
     await this.chat.change({ title });
     if (this.chat.problem) tell(this.chat.problem);
     this.#titled();
-    this.navigated(this.chat);
+    if (this.chat.id !== null) this.navigated(this.chat);
+    refresh();
+  }
+
+  // --------------------------------------------------------------------------------- drafts
+
+  /** Where what is typed is kept until it is sent, so that neither a reload nor a look elsewhere
+   * loses it. */
+  get #draft() {
+    return `mlxlite-draft-${this.chat?.id ?? "new"}`;
+  }
+
+  #typed(text) {
+    this.meter.typed(text);
+    if (this.composer.field.value) sessionStorage.setItem(this.#draft, this.composer.field.value);
+    else sessionStorage.removeItem(this.#draft);
   }
 }
 

@@ -89,6 +89,14 @@ export class Composer {
     this.field.focus();
   }
 
+  /** Puts a text back that was typed before. */
+  restore(text) {
+    if (!text) return;
+    this.field.value = text;
+    this.#grow();
+    this.on.typed(text);
+  }
+
   /** While an answer comes the button stops it. */
   set busy(is) {
     this.#isBusy = is;

@@ -93,6 +93,7 @@ export class Conversation {
         await this.#push();
         this.problem = null;
       } catch (error) {
+        if (error.status === 404) this.#forget();
         this.problem = error;
       }
       this.onsaved();
@@ -135,6 +136,13 @@ export class Conversation {
     }
   }
 
+  /** Somebody deleted it meanwhile: the next try saves all of it as a chat of its own. */
+  #forget() {
+    live.delete(this.id);
+    this.id = null;
+    for (const message of this.messages.values()) message.saved = null;
+  }
+
   #written(message) {
     const parent = message.parent === null ? null : this.messages.get(message.parent).saved;
     const body = { parent, role: message.role, content: message.content };
@@ -160,5 +168,6 @@ const isUnborn = (message) =>
 function answered(message) {
   const body = { content: message.content, usage: message.usage };
   if (message.reasoning) body.reasoning = message.reasoning;
+  if (message.tool_calls.length) body.tool_calls = message.tool_calls;
   return body;
 }

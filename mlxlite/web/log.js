@@ -47,7 +47,8 @@ export class Log {
   /** Shows these messages. Those at the beginning that are shown already stay. */
   show(messages) {
     cancelIdle(this.#pending);
-    const shown = [...this.list.children].filter((element) => element.view);
+    for (const element of [...this.list.children]) if (!element.view) element.remove();
+    const shown = [...this.list.children];
     const isKept = shown.length > 0 && messages[0]?.key === shown[0].view.message.key;
     let same = 0;
     if (isKept) while (same < shown.length && shown[same].view.message === messages[same]) same += 1;

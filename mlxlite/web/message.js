@@ -122,8 +122,7 @@ export class MessageView {
       parts.push(h("div", { class: "tools" },
         tool("copy", "Copy", (button) => this.#copy(button)),
         this.isUser && tool("edit", "Edit", () => this.edit()),
-        !this.isUser && tool("again", "Answer again", () => actions.regenerate(message)),
-        actions.canContinue(message) && tool("forward", "Go on", () => actions.continue(message))));
+        !this.isUser && tool("again", "Answer again", () => actions.regenerate(message))));
     }
     const figures = this.isUser ? null : figuresOf(message.usage);
     if (figures && !this.isLive) parts.push(h("span", { class: "figures" }, figures));

@@ -47,6 +47,7 @@ export class Rendered {
   #next_ms = 0;
   #timer = 0;
   #isBusy = false;
+  #finished = null; // the text that was rendered for the last time
 
   constructor(element) {
     this.element = element;
@@ -72,11 +73,13 @@ export class Rendered {
 
   /** Renders the whole text, for the last time. */
   async finish() {
+    if (this.#finished === this.#text) return;
+    this.#finished = this.#text;
     clearTimeout(this.#timer);
     this.#timer = 0;
     while (this.#isBusy) await this.#busy;
     const html = await this.#render();
-    if (html !== null && html !== undefined) keep(this.#text, html);
+    if (html !== null) keep(this.#text, html);
   }
 
   #busy = Promise.resolve();

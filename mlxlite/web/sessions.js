@@ -18,8 +18,8 @@ addEventListener("pagehide", () => {
   for (const go of leaving.values()) go(true);
 });
 
-export function mount(root, { query }) {
-  const view = new SessionsView(query.get("q") ?? "");
+export function mount(root, { query }, { moved }) {
+  const view = new SessionsView(query.get("q") ?? "", moved);
   root.append(view.element);
   view.start();
   return view;
@@ -28,7 +28,8 @@ export function mount(root, { query }) {
 class SessionsView {
   #asked = 0;
 
-  constructor(query) {
+  constructor(query, moved) {
+    this.moved = moved; // tells the page the address of a search
     this.field = h("input", { type: "search", id: "search", value: query, placeholder: "Search all messages", "aria-label": "Search all messages", autocomplete: "off" });
     this.picker = h("input", { type: "file", accept: ".jsonl,.json,.txt", multiple: true, hidden: true, "aria-label": "Chats as JSONL", onchange: () => this.#import() });
     this.result = h("p", { class: "muted", role: "status" });
@@ -72,8 +73,7 @@ class SessionsView {
   async #search() {
     const asked = (this.#asked += 1);
     const text = this.field.value.trim();
-    const hash = text ? `#/sessions?q=${encodeURIComponent(text)}` : "#/sessions";
-    history.replaceState(null, "", hash);
+    this.moved(text ? `#/sessions?q=${encodeURIComponent(text)}` : "#/sessions");
     if (!text) return this.#list();
     try {
       const { results } = await get(`/api/sessions/search?q=${encodeURIComponent(text)}`);
