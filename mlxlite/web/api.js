@@ -62,7 +62,10 @@ export async function send(method, path, body, { signal, keepalive, type } = {})
     }
     noteReach(true);
     if (response.ok) return response;
-    if (response.status === 401 && (await askKey(key !== null && sessionStorage.getItem(KEY) === key))) continue;
+    if (response.status === 401) {
+      // Another request may have been given the key meanwhile.
+      if (sessionStorage.getItem(KEY) !== key || (await askKey(key !== null))) continue;
+    }
     throw await failure(response);
   }
 }

@@ -225,7 +225,9 @@ function start() {
   watchLink();
   sidebar.refresh();
   route();
-  keepOffline();
+  // Keeping files for later must not compete with showing them now.
+  if (document.readyState === "complete") setTimeout(keepOffline, 500);
+  else addEventListener("load", () => setTimeout(keepOffline, 500));
 }
 
 start();

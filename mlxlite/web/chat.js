@@ -84,7 +84,7 @@ class ChatView {
     if (this.chat.run) this.#watch(this.chat.run);
     if (message) await this.log.focus(message);
     else this.log.toEnd();
-    if (!message && matchMedia("(hover: hover)").matches) this.composer.focus();
+    if (!message && !matchMedia("(pointer: coarse)").matches) this.composer.focus();
   }
 
   unmount() {

@@ -12,12 +12,15 @@ import { MessageView } from "./message.js";
 const AT_ONCE = 30;
 const PORTION = 60;
 const NEAR_END_PX = 80;
+const FRAME_MS = 4; // of a frame's 16
 
 export class Log {
   views = new Map(); // message key -> MessageView
 
   #pending = 0;
   #follows = true;
+  #wanted = new Set(); // elements near the screen that are their text alone
+  #frame = 0;
 
   constructor(actions) {
     this.actions = actions;
@@ -27,10 +30,10 @@ export class Log {
     this.element = h("div", { class: "log-frame" }, this.scroller, this.jump);
     this.near = new IntersectionObserver((seen) => {
       for (const { isIntersecting, target } of seen) {
-        if (!isIntersecting) continue;
-        this.near.unobserve(target);
-        target.view.near();
+        if (isIntersecting) this.#wanted.add(target);
+        else this.#wanted.delete(target); // scrolled past before its turn
       }
+      this.#frame ||= requestAnimationFrame(() => this.#prepare());
     }, { root: this.scroller, rootMargin: "600px 0px" });
     this.scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     this.sizes = new ResizeObserver(() => this.#follows && this.toEnd());
@@ -40,8 +43,22 @@ export class Log {
 
   close() {
     cancelIdle(this.#pending);
+    cancelAnimationFrame(this.#frame);
     this.near.disconnect();
     this.sizes.disconnect();
+  }
+
+  /** Renders what came near, a few at a time, so that scrolling goes on. */
+  #prepare() {
+    const end_ms = performance.now() + FRAME_MS;
+    this.#frame = 0;
+    for (const element of this.#wanted) {
+      if (performance.now() > end_ms) break;
+      this.#wanted.delete(element);
+      this.near.unobserve(element);
+      element.view.near();
+    }
+    if (this.#wanted.size) this.#frame = requestAnimationFrame(() => this.#prepare());
   }
 
   /** Shows these messages. Those at the beginning that are shown already stay. */
@@ -85,6 +102,7 @@ export class Log {
 
   #forget(element) {
     this.near.unobserve(element);
+    this.#wanted.delete(element);
     this.views.delete(element.view.message.key);
     element.remove();
   }

@@ -71,7 +71,7 @@ export class MessageView {
   #showState() {
     const label = this.thinking?.querySelector(".thinking-label");
     if (label) label.textContent = this.isLive && !this.message.content ? "Thinking…" : "Thoughts";
-    this.element.setAttribute("aria-busy", this.isLive ? "true" : "false");
+    if (this.isLive) this.element.setAttribute("aria-busy", "true");
     const isWaiting = this.isLive && !this.message.content && !this.message.reasoning && !this.message.tool_calls.length;
     this.waits ??= h("p", { class: "muted waits" }, "Waiting for the model…");
     if (isWaiting) this.body.append(this.waits);
@@ -105,12 +105,14 @@ export class MessageView {
     if (!this.isUser) {
       this.update();
       this.#showState();
-      if (!this.isLive) {
-        this.#rendered?.finish();
-        this.#thought?.finish();
-      }
+      if (!this.isLive) this.#finish();
     }
     if (this.#isNear) this.#showFoot();
+  }
+
+  async #finish() {
+    await Promise.all([this.#rendered?.finish(), this.#thought?.finish()]);
+    if (!this.isLive) this.element.setAttribute("aria-busy", "false");
   }
 
   #showFoot() {

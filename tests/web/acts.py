@@ -24,9 +24,7 @@ def say(page: Page, text: str) -> None:
 def wait_answer(page: Page, count: int, wait_s: float = 20) -> str:
     """Waits until so many answers are there and none is coming; the text of the last one."""
     page.wait(f"document.querySelectorAll('{ANSWERS}').length === {count} && {IDLE}", wait_s)
-    page.wait(
-        f"[...document.querySelectorAll('{ANSWERS}')].at(-1).querySelector('.prose:not(.plain)')"
-    )
+    page.wait(f"[...document.querySelectorAll('{ANSWERS}')].at(-1).ariaBusy === 'false'")
     return page.texts(f"{ANSWERS} .message-body")[-1]
 
 

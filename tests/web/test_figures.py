@@ -34,7 +34,7 @@ SCROLL = """async () => {
     const frames = [];
     let last = performance.now();
     const frame = () => new Promise(requestAnimationFrame);
-    for (const by of [...Array(60).fill(-700), ...Array(60).fill(700)]) {
+    for (const by of [...Array(120).fill(-150), ...Array(120).fill(150)]) {
         log.scrollTop += by;
         await frame();
         const now = performance.now();

@@ -32,7 +32,7 @@ def test_stored_messages(page: Page, stage: Stage) -> None:
     page.wait(
         f"document.querySelectorAll('{ANSWERS} .prose:not(.plain)').length === {len(MARKDOWN)}"
     )
-    assert page.call(LIVE, ".message-body") == []
+    assert page.call(LIVE, ".message-body .prose") == []
     assert page.run("document.querySelectorAll('main').length") == 1
     assert page.text(".chat-title") == "<img src=x onerror=window.hit=1>"
 
@@ -74,6 +74,9 @@ def test_hostile_html(page: Page, stage: Stage) -> None:
     assert page.run("document.querySelectorAll('#main').length") == 1
     # What was said is still there to read.
     assert "deep" in page.text(".tried:last-child")
+    # The parser met handlers and styles; the policy tells that it would not have run them.
+    assert all("Content Security Policy" in trouble for trouble in page.troubles), page.troubles
+    page.troubles.clear()
 
 
 def test_search_and_titles(page: Page, stage: Stage) -> None:
