@@ -258,8 +258,10 @@ class Page:
     # ------------------------------------------------------------------------------- acting
 
     def goto(self, url: str) -> None:
-        self.send("Page.navigate", url=url)
-        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+        """Waits for the new page, if it is one: another fragment is none."""
+        self.run("window.isOld = true")
+        if "loaderId" in self.send("Page.navigate", url=url):
+            self.wait("!window.isOld && document.readyState === 'complete'")
 
     def reload(self) -> None:
         self.run("window.isOld = true")

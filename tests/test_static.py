@@ -67,6 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Itera
     [
         ("/", "text/html; charset=utf-8", None),
         ("/assets/app.js", JS, HOUR),
+        ("/assets/v-0123456789ab/app.js", JS, HOUR),
         ("/assets/app.css", "text/css; charset=utf-8", HOUR),
         ("/assets/hljs.css", "text/css; charset=utf-8", HOUR),
         ("/assets/icon.svg", "image/svg+xml; charset=utf-8", HOUR),

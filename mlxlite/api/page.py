@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from mlxlite.errors import NotFound
 from mlxlite.http.routing import Request, Response
 from mlxlite.http.static import NEVER, POLICY
 from mlxlite.service import Service
+
+_VERSION = re.compile(r"\Av-[0-9a-f]{12}/")
 
 
 async def index(service: Service, request: Request) -> Response:
@@ -31,8 +34,13 @@ async def manifest(service: Service, request: Request) -> Response:
 
 
 async def asset(service: Service, request: Request) -> Response:
-    """GET /assets/{name}: one of the files that were there at the start, by its exact name."""
-    return await _asset(service, request, request.params["name"])
+    """GET /assets/{name}: one of the files that were there at the start, by its exact name.
+
+    `/assets/v-<version>/<name>` is the same file. The page names its modules so, for a module asks
+    for others beside itself: a browser that keeps files by address then never mixes two versions.
+    """
+    name = request.params["name"]
+    return await _asset(service, request, _VERSION.sub("", name))
 
 
 async def _asset(service: Service, request: Request, name: str) -> Response:

@@ -1,28 +1,33 @@
 // Keeps the page usable without the server: the shell, never an answer of the API.
 //
-// While the server is there every file comes from it (an unchanged one as a 304 by its ETag), so
-// nothing is ever stale; what came is kept, and shown when the server does not answer.
+// `/` comes from the server whenever it answers. The files that it names have the version in their
+// address, a hash of all of them, so they can be taken from the cache; a new version has a worker and
+// a cache of its own. The server puts the version in here, too.
 
-const CACHE = "mlxlite-{{version}}"; // the server puts in a hash of all files
+const VERSION = "{{version}}";
+const BASE = `/assets/v-${VERSION}/`;
+const CACHE = `mlxlite-${VERSION}`;
 const PATIENCE_MS = 4000;
-const SHELL = [
-  "/", "/manifest.webmanifest",
-  ...[
-    "app.css", "hljs.css", "icon.svg", "theme.js", "app.js", "api.js", "attach.js", "charts.js", "chat.js", "composer.js",
-    "conversation.js", "dialogs.js", "dom.js", "icons.js", "keys.js", "log.js", "message.js", "meter.js",
-    "models.js", "render.js", "run.js", "sanitise.js", "sessions.js", "settings.js", "sidebar.js", "status.js", "tree.js",
-  ].map((name) => `/assets/${name}`),
+const MODULES = [
+  "api", "app", "attach", "charts", "chat", "composer", "conversation", "dialogs", "dom", "icons", "keys", "log",
+  "message", "meter", "models", "render", "run", "sanitise", "sessions", "settings", "sidebar", "status", "theme", "tree",
 ];
+const FIXED = ["/", "/manifest.webmanifest", "/assets/icon.svg"];
+const SHELL = [...FIXED, `${BASE}app.css`, `${BASE}hljs.css`, ...MODULES.map((name) => `${BASE}${name}.js`)];
 
 addEventListener("install", (event) => {
-  event.waitUntil(
-    caches.open(CACHE).then(async (cache) => {
-      // A file that is not there must not keep the others from being kept.
-      await Promise.all(SHELL.map((path) => fresh(path).then((response) => response.ok && cache.put(path, response), () => {})));
-      await skipWaiting();
-    }),
-  );
+  // The API is not the worker's: with this the browser does not even ask it (where it knows how).
+  const away = ["/api/*", "/v1/*", "/stats", "/health", "/tokenize", "/apply-template"];
+  event.addRoutes?.(away.map((pathname) => ({ condition: { urlPattern: { pathname } }, source: "network" })));
+  event.waitUntil(keepShell());
 });
+
+async function keepShell() {
+  const cache = await caches.open(CACHE);
+  // A file that is not there must not keep the others from being kept.
+  await Promise.all(SHELL.map((path) => keep(cache, path).catch(() => {})));
+  await skipWaiting();
+}
 
 addEventListener("activate", (event) => {
   event.waitUntil(
@@ -35,22 +40,29 @@ addEventListener("activate", (event) => {
 
 addEventListener("fetch", (event) => {
   const { request } = event;
-  const url = new URL(request.url);
-  if (request.method !== "GET" || url.origin !== location.origin) return;
-  const isShell = url.pathname === "/" || url.pathname === "/manifest.webmanifest" || url.pathname.startsWith("/assets/");
-  if (isShell) event.respondWith(serverFirst(url.pathname));
+  const { origin, pathname } = new URL(request.url);
+  if (request.method !== "GET" || origin !== location.origin) return;
+  if (FIXED.includes(pathname)) event.respondWith(serverFirst(pathname));
+  else if (pathname.startsWith(BASE)) event.respondWith(cacheFirst(pathname));
 });
 
-/** From the server, asking whether what the browser has is still good. */
-const fresh = (path) => fetch(path, { cache: "no-cache", signal: AbortSignal.timeout(PATIENCE_MS) });
+/** From the server, asking whether what the browser has is still good; kept if it is a success. */
+async function keep(cache, path) {
+  const response = await fetch(path, { cache: "no-cache", signal: AbortSignal.timeout(PATIENCE_MS) });
+  if (response.ok) await cache.put(path, response.clone());
+  return response;
+}
 
 async function serverFirst(path) {
   const cache = await caches.open(CACHE);
   try {
-    const response = await fresh(path);
-    if (response.ok) await cache.put(path, response.clone());
-    return response;
+    return await keep(cache, path);
   } catch {
     return (await cache.match(path)) ?? Response.error();
   }
+}
+
+async function cacheFirst(path) {
+  const cache = await caches.open(CACHE);
+  return (await cache.match(path)) ?? keep(cache, path).catch(() => Response.error());
 }

@@ -14,7 +14,12 @@ from tests.web.stage import Stage
 
 pytestmark = pytest.mark.web
 
-TURNS = ("\U0001f6e3 Where is the Straße?", "The STRASSE is in Köln.", "And the cathedral?", "Also there.")
+TURNS = (
+    "\U0001f6e3 Where is the Straße?",
+    "The STRASSE is in Köln.",
+    "And the cathedral?",
+    "Also there.",
+)
 
 
 def open_list(page: Page, stage: Stage) -> None:
