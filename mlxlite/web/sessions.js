@@ -4,7 +4,7 @@ import { get, patch, remove, send } from "./api.js";
 import { TITLE_CHARS, ask, tell, toast } from "./dialogs.js";
 import { announce, count, debounced, download, h, moment } from "./dom.js";
 import { icon } from "./icons.js";
-import { refresh } from "./sidebar.js";
+import { leaving, refresh, show } from "./sidebar.js";
 
 const PAGE = 100;
 const UNDO_MS = 6000;
@@ -12,8 +12,7 @@ const MOST_IMPORT = 30_000_000; // bytes; the server takes bodies up to 32 MiB
 
 const address = (id) => `/api/sessions/${encodeURIComponent(id)}`;
 
-// What is on its way out: {id: go}; it can be taken back until then.
-const leaving = new Map();
+// Whoever goes has decided.
 addEventListener("pagehide", () => {
   for (const go of leaving.values()) go(true);
 });
@@ -175,10 +174,12 @@ class SessionsView {
     };
     const timer = setTimeout(go, UNDO_MS);
     leaving.set(session.id, go);
+    show();
     announce(`${session.title} is deleted.`);
     toast(`“${session.title}” is deleted.`, { label: "Undo", do: () => {
       clearTimeout(timer);
       leaving.delete(session.id);
+      show();
       this.#search();
     } }, UNDO_MS - 200);
   }

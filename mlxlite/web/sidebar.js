@@ -5,6 +5,9 @@ import { at, debounced, h } from "./dom.js";
 
 const SHOWN = 30;
 
+/** Chats that are being deleted: {id: act}, which carries it out. Until then it can be taken back. */
+export const leaving = new Map();
+
 let sessions = [];
 let current = null;
 
@@ -16,21 +19,22 @@ export const refresh = debounced(100, async () => {
   show();
 });
 
-/** Marks the chat that is shown; null for none. */
-export function mark(id) {
-  current = id;
-  for (const link of at("recent").querySelectorAll("a")) setCurrent(link, link.dataset.id === String(id));
-  if (id !== null && !sessions.some((session) => session.id === id)) refresh();
-}
-
-function show() {
-  const links = sessions.map(({ id, title }) => {
+/** Shows the list without chats that are being deleted, or with those that were taken back. */
+export function show() {
+  const links = sessions.filter(({ id }) => !leaving.has(id)).map(({ id, title }) => {
     const link = h("a", { href: `#/chat/${encodeURIComponent(id)}`, class: "recent-link", "data-id": String(id), title }, title || "New chat");
     setCurrent(link, id === current);
     return h("li", {}, link);
   });
   const list = h("ul", { class: "recent-list", "aria-labelledby": "recent-head" }, ...links);
   at("recent").replaceChildren(...(links.length ? [h("h2", { id: "recent-head", class: "side-heading" }, "Recent"), list] : []));
+}
+
+/** Marks the chat that is shown; null for none. */
+export function mark(id) {
+  current = id;
+  for (const link of at("recent").querySelectorAll("a")) setCurrent(link, link.dataset.id === String(id));
+  if (id !== null && !sessions.some((session) => session.id === id)) refresh();
 }
 
 function setCurrent(link, is) {
