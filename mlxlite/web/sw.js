@@ -9,11 +9,13 @@ const BASE = `/assets/v-${VERSION}/`;
 const CACHE = `mlxlite-${VERSION}`;
 const PATIENCE_MS = 4000;
 const MODULES = [
-  "api", "app", "attach", "charts", "chat", "composer", "conversation", "dialogs", "dom", "icons", "keys", "log",
-  "message", "meter", "models", "render", "run", "sanitise", "sessions", "settings", "sidebar", "status", "theme", "tree",
+  "api", "app", "attach", "charts", "chat", "composer", "conversation", "dialogs", "dom", "fetching", "icons", "keys",
+  "log", "message", "meter", "models", "render", "rows", "run", "sanitise", "sessions", "settings", "sidebar", "status",
+  "theme", "tree", "upkeep",
 ];
 const FIXED = ["/", "/manifest.webmanifest", "/assets/icon.svg"];
-const SHELL = [...FIXED, `${BASE}app.css`, `${BASE}hljs.css`, ...MODULES.map((name) => `${BASE}${name}.js`)];
+const SHEETS = ["app", "hljs", "models"];
+const SHELL = [...FIXED, ...SHEETS.map((name) => `${BASE}${name}.css`), ...MODULES.map((name) => `${BASE}${name}.js`)];
 
 addEventListener("install", (event) => {
   // The API is not the worker's: with this the browser does not even ask it (where it knows how).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,25 @@ KEPT = """async () => {
     }
     return found;
 }"""
+
+
+def imported(name: str, found: set[str]) -> set[str]:
+    """A module of the page and all that it imports, statically or later."""
+    if name not in found and (service.WEB / f"{name}.js").exists():
+        found.add(name)
+        text = (service.WEB / f"{name}.js").read_text(encoding="utf-8")
+        for other in re.findall(r"(?:from |import\()\"\./([a-z-]+)\.js\"", text):
+            imported(other, found)
+    return found
+
+
+def test_the_worker_knows_all_modules() -> None:
+    text = (service.WEB / "sw.js").read_text(encoding="utf-8")
+    listed = set(
+        re.findall(r"\"([a-z]+)\"", text.partition("const MODULES = [")[2].partition("]")[0])
+    )
+    used = imported("app", set())
+    assert {"chat", "status", "tree"} <= used and used <= listed
 
 
 @pytest.fixture
