@@ -8,7 +8,7 @@ import * as api from "./api.js";
 import * as chat from "./chat.js";
 import { live } from "./conversation.js";
 import { ask, dialog, toast } from "./dialogs.js";
-import { at, h } from "./dom.js";
+import { at, button, h } from "./dom.js";
 import { icon } from "./icons.js";
 import { listen, showHelp } from "./keys.js";
 import * as sidebar from "./sidebar.js";
@@ -77,8 +77,8 @@ const missing = (name) => ({
       shownHash = null;
       route();
     };
-    root.append(h("div", { class: "page" }, h("h1", { class: "page-title" }, TITLES[name]),
-      h("div", { class: "trouble" }, icon("warn"), h("p", {}, text), h("button", { type: "button", class: "button", onclick: again }, "Try again"))));
+    const trouble = h("div", { class: "trouble" }, icon("warn"), h("p", {}, text), button("Try again", again));
+    root.append(h("div", { class: "page" }, h("h1", { class: "page-title" }, TITLES[name]), trouble));
     return { unmount: () => {} };
   },
 });
@@ -117,10 +117,11 @@ function chooseTheme() {
   dialog("Theme", (close) => h("fieldset", { class: "choices" },
     h("legend", { class: "unseen" }, "Theme"),
     ...[["system", "As the system has it"], ["light", "Light"], ["dark", "Dark"]].map(([value, label]) => {
-      const box = h("input", { type: "radio", name: "theme", id: `theme-${value}`, value, checked: value === now, onchange: () => setTheme(value) });
+      const props = { type: "radio", name: "theme", id: `theme-${value}`, value, checked: value === now };
+      const box = h("input", { ...props, onchange: () => setTheme(value) });
       return h("div", { class: "check" }, box, h("label", { htmlFor: box.id }, label));
     }),
-    h("div", { class: "row end" }, h("button", { type: "button", class: "button primary", onclick: () => close() }, "Done"))));
+    h("div", { class: "row end" }, button("Done", () => close(), "primary"))));
 }
 
 function setTheme(value) {
@@ -157,7 +158,9 @@ function watchLink() {
 
 api.prompts.key = (wasWrong) => ask("This server wants a key", "Key", {
   type: "password", yes: "Go on",
-  note: wasWrong ? "That key was not right." : "It is what --api-key or MLXLITE_API_KEY says. It is kept for this tab only.",
+  note: wasWrong
+    ? "That key was not right."
+    : "It is what --api-key or MLXLITE_API_KEY says. It is kept for this tab only.",
 });
 
 async function keepOffline() {

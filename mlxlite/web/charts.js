@@ -10,7 +10,8 @@ export class Sparkline {
 
   constructor(length = 60) {
     this.length = length;
-    this.element = make("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    const box = { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none" };
+    this.element = make("svg", { class: "chart", ...box, "aria-hidden": "true" });
     this.area = make("path", { class: "chart-area" });
     this.line = make("path", { class: "chart-line" });
     this.element.append(this.area, this.line);
@@ -22,7 +23,8 @@ export class Sparkline {
     const most = Math.max(...this.#values, 1e-9);
     const step = WIDTH / (this.length - 1);
     const start = WIDTH - (this.#values.length - 1) * step;
-    const points = this.#values.map((one, at) => `${(start + at * step).toFixed(1)} ${(HEIGHT - 1 - (one / most) * (HEIGHT - 3)).toFixed(1)}`);
+    const height = (one) => HEIGHT - 1 - (one / most) * (HEIGHT - 3);
+    const points = this.#values.map((one, at) => `${(start + at * step).toFixed(1)} ${height(one).toFixed(1)}`);
     const line = `M${points.join("L")}`;
     this.line.setAttribute("d", line);
     this.area.setAttribute("d", `${line}L${WIDTH} ${HEIGHT}L${start.toFixed(1)} ${HEIGHT}Z`);

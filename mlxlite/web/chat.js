@@ -5,8 +5,8 @@ import { split } from "./attach.js";
 import { Composer } from "./composer.js";
 import { Conversation, live } from "./conversation.js";
 import { TITLE_CHARS, ask, tell, toast } from "./dialogs.js";
-import { announce, count, h } from "./dom.js";
-import { icon } from "./icons.js";
+import { announce, button, count, h } from "./dom.js";
+import { icon, iconButton } from "./icons.js";
 import { Log } from "./log.js";
 import { Meter } from "./meter.js";
 import { Run } from "./run.js";
@@ -49,8 +49,8 @@ class ChatView {
     this.speed = h("span", { class: "speed" });
     this.notice = h("div", { class: "notice", role: "alert", hidden: true });
     this.welcome = h("div", { class: "welcome", hidden: true });
-    const renames = h("button", { type: "button", class: "icon-button", "aria-label": "Rename this chat", title: "Rename", onclick: () => this.rename() }, icon("edit"));
-    const settings = h("button", { type: "button", class: "icon-button", "aria-label": "Settings of this chat", title: "Settings", onclick: () => this.settings() }, icon("sliders"));
+    const renames = iconButton("edit", "Rename this chat", () => this.rename());
+    const settings = iconButton("sliders", "Settings of this chat", () => this.settings());
     this.element = h("div", { class: "chat" },
       h("div", { class: "chat-head" },
         h("div", { class: "chat-names" }, this.title, this.model), this.speed, this.meter.element, renames, settings),
@@ -61,9 +61,9 @@ class ChatView {
 
   #greet(model) {
     this.model.textContent = model.id;
-    this.welcome.replaceChildren(
-      h("h2", {}, "What would you like to know?"),
-      h("p", { class: "muted" }, `${model.id} answers on this machine (${model.backend}, ${count(model.context_window)} tokens of context). Nothing you write leaves it.`));
+    const what = `${model.backend}, ${count(model.context_window)} tokens of context`;
+    const text = `${model.id} answers on this machine (${what}). Nothing you write leaves it.`;
+    this.welcome.replaceChildren(h("h2", {}, "What would you like to know?"), h("p", { class: "muted" }, text));
   }
 
   async open(id, message) {
@@ -115,8 +115,9 @@ class ChatView {
   /** A line below the messages with a button that answers the last one. */
   #offer(text, label, isBad = false) {
     this.log.list.querySelector(".is-loose")?.remove();
-    this.log.list.append(h("div", { class: `${isBad ? "trouble" : "aside"} is-loose`, role: isBad ? "alert" : null }, isBad && icon("warn"), h("p", {}, text),
-      h("button", { type: "button", class: "button", onclick: () => this.#answer() }, label)));
+    const props = { class: `${isBad ? "trouble" : "aside"} is-loose`, role: isBad ? "alert" : null };
+    const answer = button(label, () => this.#answer());
+    this.log.list.append(h("div", props, isBad && icon("warn"), h("p", {}, text), answer));
     this.log.toEnd();
   }
 
@@ -134,7 +135,7 @@ class ChatView {
   #notify(text, act = null) {
     this.notice.hidden = !text;
     this.notice.replaceChildren(icon("warn"), h("p", {}, text ?? ""),
-      ...(act ? [h("button", { type: "button", class: "button", onclick: act.do }, act.label)] : []));
+      ...(act ? [button(act.label, act.do)] : []));
   }
 
   #saved() {
@@ -178,7 +179,7 @@ class ChatView {
     let said = run.message.content.length;
     const say = () => {
       const text = run.message.content.slice(said);
-      const end = Math.max(text.lastIndexOf(". "), text.lastIndexOf("\n"), text.lastIndexOf("? "), text.lastIndexOf("! "));
+      const end = Math.max(...[". ", "? ", "! ", "\n"].map((mark) => text.lastIndexOf(mark)));
       if (end > 0) {
         announce(text.slice(0, end + 1));
         said += end + 1;
@@ -199,7 +200,8 @@ class ChatView {
       this.#redrawFeet();
       if (!isThere && run.error) this.#offer(run.error.message, "Try again", true); // no message could show it
       refresh();
-      announce(run.error ? `The answer failed: ${run.error.message}` : run.message.content.slice(said) || "The answer is over.");
+      const rest = run.message.content.slice(said) || "The answer is over.";
+      announce(run.error ? `The answer failed: ${run.error.message}` : rest);
     };
   }
 

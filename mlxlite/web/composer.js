@@ -2,7 +2,7 @@
 // stops. Enter sends, Shift+Enter begins a new line.
 
 import { bytes, debounced, h } from "./dom.js";
-import { icon } from "./icons.js";
+import { icon, iconButton } from "./icons.js";
 import { MOST_TOTAL, join, readText } from "./attach.js";
 
 export class Composer {
@@ -12,11 +12,15 @@ export class Composer {
   /** on: {send(content), stop(), typed(content), editLast()} */
   constructor(on) {
     this.on = on;
-    this.field = h("textarea", { class: "composer-field", rows: 1, placeholder: "Write a message", "aria-label": "Message", enterkeyhint: "send", id: "composer" });
+    this.field = h("textarea", {
+      class: "composer-field", id: "composer", rows: 1, placeholder: "Write a message",
+      "aria-label": "Message", enterkeyhint: "send",
+    });
     this.list = h("ul", { class: "attached", "aria-label": "Attached files", hidden: true });
     this.trouble = h("p", { class: "composer-trouble", role: "alert", hidden: true });
-    this.picker = h("input", { type: "file", multiple: true, hidden: true, "aria-label": "Files", onchange: () => this.#pick() });
-    this.attach = h("button", { type: "button", class: "icon-button", "aria-label": "Attach text files", title: "Attach text files", onclick: () => this.picker.click() }, icon("clip"));
+    const files = { type: "file", multiple: true, hidden: true, "aria-label": "Files" };
+    this.picker = h("input", { ...files, onchange: () => this.#pick() });
+    this.attach = iconButton("clip", "Attach text files", () => this.picker.click());
     this.button = h("button", { type: "submit", class: "send", "aria-label": "Send", title: "Send" }, icon("send"));
     this.element = h("form", { class: "composer" },
       this.trouble, this.list,
@@ -140,8 +144,9 @@ export class Composer {
         this.field.focus();
         this.on.typed(join(this.#files, this.field.value));
       };
-      return h("li", { class: "chip" }, h("span", {}, file.name), h("span", { class: "muted" }, bytes(file.text.length)),
-        h("button", { type: "button", class: "icon-button small", "aria-label": `Remove ${file.name}`, onclick: leave }, icon("close")));
+      return h("li", { class: "chip" },
+        h("span", {}, file.name), h("span", { class: "muted" }, bytes(file.text.length)),
+        iconButton("close", `Remove ${file.name}`, leave, { kind: "small" }));
     }));
   }
 }

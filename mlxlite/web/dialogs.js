@@ -1,7 +1,7 @@
 // Dialogs and short messages. The browser's own <dialog> keeps the focus inside and gives it back.
 
-import { at, freshId, h } from "./dom.js";
-import { icon } from "./icons.js";
+import { at, button, freshId, h } from "./dom.js";
+import { iconButton } from "./icons.js";
 
 export const TITLE_CHARS = 80; // of a chat; the server takes no longer one
 
@@ -18,7 +18,7 @@ export function dialog(title, fill, kind = "") {
     const element = h("dialog", { class: `dialog ${kind}`, "aria-labelledby": name },
       h("div", { class: "dialog-head" },
         h("h2", { id: name }, title),
-        h("button", { type: "button", class: "icon-button", "aria-label": "Close", onclick: () => close() }, icon("close"))));
+        iconButton("close", "Close", () => close())));
     element.append(...[fill(close)].flat());
     element.addEventListener("close", () => {
       element.remove();
@@ -35,8 +35,7 @@ export async function confirm(title, text, yes, isDangerous = false) {
   const answer = await dialog(title, (close) => [
     h("p", {}, text),
     h("div", { class: "row end" },
-      h("button", { type: "button", class: "button", onclick: () => close() }, "Cancel"),
-      h("button", { type: "button", class: `button ${isDangerous ? "danger" : "primary"}`, onclick: () => close(true) }, yes)),
+      button("Cancel", () => close()), button(yes, () => close(true), isDangerous ? "danger" : "primary")),
   ]);
   return answer === true;
 }
@@ -50,7 +49,7 @@ export function ask(title, label, { value = "", type = "text", yes = "Save", not
       note && h("p", { class: "muted" }, note),
       h("div", { class: "field" }, h("label", { htmlFor: id }, label), field),
       h("div", { class: "row end" },
-        h("button", { type: "button", class: "button", onclick: () => close() }, "Cancel"),
+        button("Cancel", () => close()),
         h("button", { type: "submit", class: "button primary" }, yes)));
   });
 }
@@ -63,8 +62,7 @@ export function toast(text, act = null, wait_ms = 6000) {
     element.remove();
   };
   const element = h("div", { class: "toast" }, h("span", {}, text),
-    act && h("button", { type: "button", class: "button", onclick: () => { leave(); act.do(); } }, act.label),
-    h("button", { type: "button", class: "icon-button small", "aria-label": "Dismiss", onclick: leave }, icon("close")));
+    act && button(act.label, () => { leave(); act.do(); }), iconButton("close", "Dismiss", leave, { kind: "small" }));
   const begin = () => (timer = setTimeout(leave, wait_ms));
   // It waits for who is about to use it.
   element.addEventListener("pointerenter", () => clearTimeout(timer));

@@ -14,6 +14,10 @@ export function h(tag, props, ...children) {
   return element;
 }
 
+/** A button with a label. kind: more classes, such as "primary". */
+export const button = (label, act, kind = "") =>
+  h("button", { type: "button", class: `button ${kind}`.trim(), onclick: act }, label);
+
 const PROPERTIES = new Set(["value", "checked", "disabled", "hidden", "open", "indeterminate", "htmlFor"]);
 
 /** The element with an id. */

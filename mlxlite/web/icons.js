@@ -1,5 +1,7 @@
 // Icons as inline SVG, drawn on a grid of 20 by 20 in the colour of the text around them.
 
+import { h } from "./dom.js";
+
 const PATHS = {
   plus: "M10 4v12M4 10h12",
   search: "M9 3.5a5.5 5.5 0 1 1 0 11a5.5 5.5 0 0 1 0-11M13.2 13.2L17 17",
@@ -23,6 +25,14 @@ const PATHS = {
   in: "M10 3.5v9M6 9l4 4l4-4M4 12v4.5h12V12",
   warn: "M10 3.5L17.5 16.5h-15zM10 8.5v3.5M10 14.2v.1",
 };
+
+/** A button that is an icon; its label is for screen readers and who waits over it. */
+export function iconButton(name, label, act, { kind = "", title = label, disabled = false } = {}) {
+  const props = { type: "button", class: `icon-button ${kind}`.trim(), "aria-label": label, title, disabled };
+  const made = h("button", props, icon(name));
+  made.addEventListener("click", () => act(made));
+  return made;
+}
 
 const NS = "http://www.w3.org/2000/svg";
 

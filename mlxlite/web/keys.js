@@ -48,13 +48,17 @@ export function listen(acts) {
 const isField = (element) => element.matches?.("input, textarea, select, [contenteditable]");
 
 export function showHelp() {
-  const row = (keys, does) => h("tr", {}, h("td", {}, ...keys.split(" ").map((key) => h("kbd", {}, key))), h("td", {}, does));
+  const row = (keys, does) => {
+    const shown = keys.split(" ").map((key) => h("kbd", {}, key));
+    return h("tr", {}, h("td", {}, ...shown), h("td", {}, does));
+  };
+  const head = h("tr", {}, h("th", { scope: "col" }, "Key"), h("th", { scope: "col" }, "Does"));
+  const rows = [...KEYS.map(([key, , does]) => row(key, does)), ...OTHERS.map(([keys, does]) => row(keys, does))];
   dialog("Keyboard shortcuts", () => {
-    const box = h("input", { type: "checkbox", id: "keys-on", checked: isOn(), onchange: () => localStorage.setItem(SWITCH, box.checked ? "on" : "off") });
+    const keep = () => localStorage.setItem(SWITCH, box.checked ? "on" : "off");
+    const box = h("input", { type: "checkbox", id: "keys-on", checked: isOn(), onchange: keep });
     return [
-      h("table", { class: "keys" },
-        h("thead", { class: "unseen" }, h("tr", {}, h("th", { scope: "col" }, "Key"), h("th", { scope: "col" }, "Does"))),
-        h("tbody", {}, ...KEYS.map(([key, , does]) => row(key, does)), ...OTHERS.map(([keys, does]) => row(keys, does)))),
+      h("table", { class: "keys" }, h("thead", { class: "unseen" }, head), h("tbody", {}, ...rows)),
       h("p", { class: "check" }, box, h("label", { htmlFor: "keys-on" }, "Single letters are shortcuts")),
     ];
   });

@@ -25,8 +25,11 @@ export class Log {
   constructor(actions) {
     this.actions = actions;
     this.list = h("div", { class: "log-list" });
-    this.scroller = h("div", { class: "log", role: "log", "aria-live": "off", "aria-label": "Conversation", tabindex: 0 }, this.list);
-    this.jump = h("button", { type: "button", class: "jump", hidden: true, onclick: () => this.toEnd() }, icon("down"), "Latest");
+    // Not live: each token would be read out. The chat view tells what came, in sentences.
+    const props = { role: "log", "aria-live": "off", "aria-label": "Conversation", tabindex: 0 };
+    this.scroller = h("div", { class: "log", ...props }, this.list);
+    const jump = { type: "button", class: "jump", hidden: true, onclick: () => this.toEnd() };
+    this.jump = h("button", jump, icon("down"), "Latest");
     this.element = h("div", { class: "log-frame" }, this.scroller, this.jump);
     this.near = new IntersectionObserver((seen) => {
       for (const { isIntersecting, target } of seen) {
@@ -136,5 +139,6 @@ export class Log {
 }
 
 // Safari has no requestIdleCallback.
-const whenIdle = (act) => (window.requestIdleCallback ? requestIdleCallback(act, { timeout: 300 }) : setTimeout(act, 30));
+const whenIdle = (act) =>
+  window.requestIdleCallback ? requestIdleCallback(act, { timeout: 300 }) : setTimeout(act, 30);
 const cancelIdle = (handle) => (window.cancelIdleCallback ? cancelIdleCallback(handle) : clearTimeout(handle));

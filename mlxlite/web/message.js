@@ -3,8 +3,8 @@
 // Far from the screen it is its text and nothing more; `near` adds the rendering and the buttons.
 // actions: what the buttons do, given by the chat view: {edit, regenerate, continue, show, siblings}.
 
-import { copy, count, bytes, duration, h } from "./dom.js";
-import { icon } from "./icons.js";
+import { button, bytes, copy, count, duration, h } from "./dom.js";
+import { icon, iconButton } from "./icons.js";
 import { split } from "./attach.js";
 import { Rendered } from "./render.js";
 
@@ -72,7 +72,8 @@ export class MessageView {
     const label = this.thinking?.querySelector(".thinking-label");
     if (label) label.textContent = this.isLive && !this.message.content ? "Thinking…" : "Thoughts";
     if (this.isLive) this.element.setAttribute("aria-busy", "true");
-    const isWaiting = this.isLive && !this.message.content && !this.message.reasoning && !this.message.tool_calls.length;
+    const { content, reasoning, tool_calls: calls } = this.message;
+    const isWaiting = this.isLive && !content && !reasoning && !calls.length;
     this.waits ??= h("p", { class: "muted waits" }, "Waiting for the model…");
     if (isWaiting) this.body.append(this.waits);
     else this.waits.remove();
@@ -122,7 +123,7 @@ export class MessageView {
     if (family.length > 1) parts.push(this.#branches(family));
     if (!this.isLive) {
       parts.push(h("div", { class: "tools" },
-        tool("copy", "Copy", (button) => this.#copy(button)),
+        tool("copy", "Copy", (pressed) => this.#copy(pressed)),
         this.isUser && tool("edit", "Edit", () => this.edit()),
         !this.isUser && tool("again", "Answer again", () => actions.regenerate(message))));
     }
@@ -141,10 +142,10 @@ export class MessageView {
       tool("right", "Next branch", () => move(1), at === family.length - 1));
   }
 
-  async #copy(button) {
+  async #copy(pressed) {
     const done = await copy(this.message.content);
-    button.replaceChildren(icon(done ? "check" : "warn"));
-    setTimeout(() => button.replaceChildren(icon("copy")), 1500);
+    pressed.replaceChildren(icon(done ? "check" : "warn"));
+    setTimeout(() => pressed.replaceChildren(icon("copy")), 1500);
   }
 
   /** How an answer ended, if not as it should. */
@@ -156,16 +157,18 @@ export class MessageView {
     if (!told) return;
     const isBad = usage.state === "failed";
     const text = isBad && usage.error ? usage.error : told;
+    const { message, actions } = this;
     this.end = h("div", { class: isBad ? "trouble" : "aside", role: isBad ? "alert" : null },
       isBad && icon("warn"), h("p", {}, text),
-      this.actions.canContinue(this.message) && h("button", { type: "button", class: "button", onclick: () => this.actions.continue(this.message) }, "Go on"),
-      isBad && h("button", { type: "button", class: "button", onclick: () => this.actions.regenerate(this.message) }, "Try again"));
+      actions.canContinue(message) && button("Go on", () => actions.continue(message)),
+      isBad && button("Try again", () => actions.regenerate(message)));
     this.body.append(this.end);
   }
 
   /** The text becomes a field; saving it makes a branch. */
   edit() {
-    const field = h("textarea", { class: "edit-field", value: this.message.content, rows: 4, "aria-label": "Edit your message" });
+    const props = { class: "edit-field", rows: 4, "aria-label": "Edit your message" };
+    const field = h("textarea", { ...props, value: this.message.content });
     const leave = () => {
       form.replaceWith(this.body);
       this.element.classList.remove("is-edited");
@@ -181,7 +184,7 @@ export class MessageView {
       field,
       h("div", { class: "row" },
         h("button", { type: "submit", class: "button primary" }, "Send as a new branch"),
-        h("button", { type: "button", class: "button", onclick: leave }, "Cancel")));
+        button("Cancel", leave)));
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
         event.stopPropagation();
@@ -206,11 +209,7 @@ const ENDS = {
 };
 const LENGTH = "The answer reached the limit of tokens.";
 
-function tool(name, label, act, isOff = false) {
-  const button = h("button", { type: "button", class: "icon-button small", "aria-label": label, title: label, disabled: isOff }, icon(name));
-  button.addEventListener("click", () => act(button));
-  return button;
-}
+const tool = (name, label, act, disabled = false) => iconButton(name, label, act, { kind: "small", disabled });
 
 /** "214 tokens · 38.1 tokens/s · first after 0.21 s · 96 of 120 cached" */
 function figuresOf(usage) {

@@ -16,7 +16,8 @@ export class Meter {
   constructor() {
     this.bar = h("meter", { min: 0, max: 1, value: 0, "aria-label": "Context used" });
     this.text = h("span", { class: "meter-text" });
-    this.element = h("div", { class: "context-meter", title: "Tokens of this chat, of those the model can see", hidden: true }, this.bar, this.text);
+    const props = { class: "context-meter", title: "Tokens of this chat, of those the model can see" };
+    this.element = h("div", { ...props, hidden: true }, this.bar, this.text);
     servedModel().then((model) => {
       this.#most = model.context_window ?? 0;
       this.#show();

@@ -132,7 +132,8 @@ function lastBlock(element) {
     let last = element.lastElementChild;
     while (last && last.matches(".code-head, br")) last = last.previousElementSibling;
     if (!last || !last.matches("p, ul, ol, li, blockquote, div, pre, code, h3, h4, h5, h6")) return element;
-    if (element.lastChild !== last && element.lastChild.nodeType === Node.TEXT_NODE && element.lastChild.data.trim()) return element;
+    const after = element.lastChild;
+    if (after !== last && after.nodeType === Node.TEXT_NODE && after.data.trim()) return element;
     element = last;
   }
 }
@@ -141,7 +142,8 @@ function lastBlock(element) {
 function decorate(fragment) {
   for (const pre of fragment.querySelectorAll("pre")) {
     const language = /language-([\w+#.-]+)/.exec(pre.querySelector("code")?.className ?? pre.className)?.[1] ?? "";
-    const button = h("button", { type: "button", class: "code-copy", "aria-label": "Copy the code" }, icon("copy"), "Copy");
+    const props = { type: "button", class: "code-copy", "aria-label": "Copy the code" };
+    const button = h("button", props, icon("copy"), "Copy");
     button.addEventListener("click", async () => {
       const done = await copy(pre.textContent);
       button.lastChild.data = done ? "Copied" : "Not copied";

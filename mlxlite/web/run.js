@@ -9,6 +9,7 @@ import { branch } from "./tree.js";
 
 const SHOW_MS = 90; // between two looks at the text; each costs the page a layout
 const SAVE_MS = 2000;
+const STREAMED = { stream: true, stream_options: { include_usage: true } };
 
 /** Fields of a request out of a chat's settings; absent ones are the server's to choose. */
 export function sampling(settings) {
@@ -92,7 +93,7 @@ export class Run {
 
   #answer() {
     const { schema } = this.chat.settings;
-    const body = { ...chatBody(this.chat, this.message.parent), stream: true, stream_options: { include_usage: true } };
+    const body = { ...chatBody(this.chat, this.message.parent), ...STREAMED };
     if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
     return events("/v1/chat/completions", body, this.#abort.signal);
   }
@@ -106,8 +107,7 @@ export class Run {
     const { prompt } = await post("/apply-template", body, { signal });
     const text = { prompt: prompt + this.message.content, add_special_tokens: false };
     const { tokens } = await post("/tokenize", text, { signal });
-    const asked = { prompt: tokens, ...sampling(this.chat.settings), stream: true, stream_options: { include_usage: true } };
-    return events("/v1/completions", asked, signal);
+    return events("/v1/completions", { prompt: tokens, ...sampling(this.chat.settings), ...STREAMED }, signal);
   }
 
   /** Whether anything came with this choice. */

@@ -2,8 +2,8 @@
 
 import { get, patch, remove, send } from "./api.js";
 import { TITLE_CHARS, ask, tell, toast } from "./dialogs.js";
-import { announce, count, debounced, download, h, moment } from "./dom.js";
-import { icon } from "./icons.js";
+import { announce, button, count, debounced, download, h, moment } from "./dom.js";
+import { icon, iconButton } from "./icons.js";
 import { leaving, refresh, show } from "./sidebar.js";
 
 const PAGE = 100;
@@ -29,15 +29,19 @@ class SessionsView {
 
   constructor(query, moved) {
     this.moved = moved; // tells the page the address of a search
-    this.field = h("input", { type: "search", id: "search", value: query, placeholder: "Search all messages", "aria-label": "Search all messages", autocomplete: "off" });
-    this.picker = h("input", { type: "file", accept: ".jsonl,.json,.txt", multiple: true, hidden: true, "aria-label": "Chats as JSONL", onchange: () => this.#import() });
+    const label = "Search all messages";
+    const search = { type: "search", id: "search", placeholder: label, "aria-label": label, autocomplete: "off" };
+    this.field = h("input", { ...search, value: query });
+    const files = { type: "file", accept: ".jsonl,.json,.txt", multiple: true, hidden: true };
+    this.picker = h("input", { ...files, "aria-label": "Chats as JSONL", onchange: () => this.#import() });
+    const importer = { type: "button", class: "button", onclick: () => this.picker.click() };
     this.result = h("p", { class: "muted", role: "status" });
     this.content = h("div", {});
     this.element = h("div", { class: "page" },
       h("h1", { class: "page-title" }, "Chats"),
       h("div", { class: "toolbar" },
         h("div", { class: "search", role: "search" }, icon("search"), this.field),
-        h("button", { type: "button", class: "button", onclick: () => this.picker.click() }, icon("in"), "Import"), this.picker),
+        h("button", importer, icon("in"), "Import"), this.picker),
       this.result, this.content);
     const soon = debounced(120, () => this.#search());
     this.field.addEventListener("input", soon);
@@ -84,12 +88,12 @@ class SessionsView {
 
   #showHits(results) {
     const all = results.reduce((sum, one) => sum + one.matches.length, 0);
-    const found = results.length ? `${count(all)} ${all === 1 ? "match" : "matches"} in ${count(results.length)} ${results.length === 1 ? "chat" : "chats"}` : "Nothing found.";
-    this.result.textContent = found;
+    const found = `${many(all, "match", "matches")} in ${many(results.length, "chat", "chats")}`;
+    this.result.textContent = results.length ? found : "Nothing found.";
     this.content.replaceChildren(h("ul", { class: "hits" }, ...results.map(({ id, title, matches }) => {
       const link = `#/chat/${encodeURIComponent(id)}`;
       const lines = matches.map(({ role, snippet, ranges, message }) =>
-        h("li", {}, h("a", { href: message === null || message === undefined ? link : `${link}/${encodeURIComponent(message)}` },
+        h("li", {}, h("a", { href: `${link}/${encodeURIComponent(message)}` },
           h("span", { class: "muted" }, role === "user" ? "You: " : "Answer: "), ...marked(snippet, ranges))));
       return h("li", { class: "hit" }, h("h2", { class: "session-title" }, title), h("ul", {}, ...lines));
     })));
@@ -107,7 +111,8 @@ class SessionsView {
       this.content.replaceChildren(this.list);
       this.#more(sessions);
       if (!sessions.length) {
-        this.content.replaceChildren(h("p", { class: "muted" }, "No chats yet. ", h("a", { href: "#/chat" }, "Begin one"), "."));
+        const first = h("a", { href: "#/chat" }, "Begin one");
+        this.content.replaceChildren(h("p", { class: "muted" }, "No chats yet. ", first, "."));
       }
     } catch (error) {
       if (asked === this.#asked) this.#fail(error);
@@ -117,29 +122,28 @@ class SessionsView {
   #more(sessions) {
     this.list.append(...sessions.filter(({ id }) => !leaving.has(id)).map((session) => this.#row(session)));
     if (sessions.length < PAGE) return;
-    const button = h("button", { type: "button", class: "button", onclick: async () => {
-      button.disabled = true;
+    const more = button("Earlier chats", async () => {
+      more.disabled = true;
       try {
         const last = sessions.at(-1);
         const found = await get(`/api/sessions?limit=${PAGE}&before=${last.updated}`);
-        button.remove();
+        more.remove();
         this.#more(found.sessions);
       } catch (error) {
-        button.disabled = false;
+        more.disabled = false;
         tell(error);
       }
-    } }, "Earlier chats");
-    this.content.append(button);
+    });
+    this.content.append(more);
   }
 
   #row(session) {
     const { id, updated, messages } = session;
     const title = h("span", { class: "session-title" }, session.title || "New chat");
-    const tool = (name, label, act) =>
-      h("button", { type: "button", class: "icon-button", "aria-label": `${label} ${session.title}`, title: label, onclick: act }, icon(name));
+    const tool = (name, label, act) => iconButton(name, `${label} ${session.title}`, act, { title: label });
     const row = h("li", { class: "session" },
       h("a", { class: "session-link", href: `#/chat/${encodeURIComponent(id)}` }, title,
-        h("span", { class: "note" }, `${moment(updated)} · ${count(messages)} ${messages === 1 ? "message" : "messages"}`)),
+        h("span", { class: "note" }, `${moment(updated)} · ${many(messages, "message", "messages")}`)),
       tool("edit", "Rename", () => this.#rename(session, title)),
       tool("out", "Export", () => this.#export(session)),
       tool("bin", "Delete", () => this.#delete(session, row)));
@@ -202,10 +206,12 @@ class SessionsView {
     for (const file of files) {
       try {
         if (file.size > MOST_IMPORT) throw new Error(`${file.name} is larger than ${MOST_IMPORT / 1e6} MB.`);
-        const response = await send("POST", "/api/sessions/import", await file.text(), { type: "application/x-ndjson" });
+        const type = "application/x-ndjson";
+        const response = await send("POST", "/api/sessions/import", await file.text(), { type });
         const { session, skipped } = await response.json();
-        const lost = skipped ? ` ${count(skipped)} broken ${skipped === 1 ? "line was" : "lines were"} left out.` : "";
-        toast(`“${session.title}” is here.${lost}`, { label: "Open", do: () => (location.hash = `#/chat/${encodeURIComponent(session.id)}`) });
+        const lost = skipped ? ` ${many(skipped, "broken line was", "broken lines were")} left out.` : "";
+        const open = () => (location.hash = `#/chat/${encodeURIComponent(session.id)}`);
+        toast(`“${session.title}” is here.${lost}`, { label: "Open", do: open });
       } catch (error) {
         tell(error);
       }
@@ -217,9 +223,11 @@ class SessionsView {
   #fail(error) {
     this.result.textContent = "";
     this.content.replaceChildren(h("div", { class: "trouble", role: "alert" }, icon("warn"), h("p", {}, error.message),
-      h("button", { type: "button", class: "button", onclick: () => this.#search() }, "Try again")));
+      button("Try again", () => this.#search())));
   }
 }
+
+const many = (number, one, several) => `${count(number)} ${number === 1 ? one : several}`;
 
 /** A snippet with its matches marked. ranges: [from, to) in UTF-16 units, as strings here have. */
 function marked(snippet, ranges) {

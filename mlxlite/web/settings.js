@@ -4,7 +4,7 @@
 
 import { servedModel } from "./api.js";
 import { dialog } from "./dialogs.js";
-import { freshId, h } from "./dom.js";
+import { button, freshId, h } from "./dom.js";
 
 // name, label, least, most, step, what an empty field means
 const NUMBERS = [
@@ -24,8 +24,9 @@ function form(settings, model, close) {
   const defaults = model?.gen_defaults ?? {};
   const system = h("textarea", { rows: 4, value: settings.system ?? "", autofocus: true });
   const canThink = model?.reasoning !== false;
+  const choices = [["", "As the model has it"], ["on", "On"], ["off", "Off"]];
   const thinking = h("select", { disabled: !canThink },
-    ...[["", "As the model has it"], ["on", "On"], ["off", "Off"]].map(([value, label]) => h("option", { value }, label)));
+    ...choices.map(([value, label]) => h("option", { value }, label)));
   thinking.value = canThink ? settings.thinking ?? "" : "";
   const numbers = NUMBERS.map(([name, label, min, max, step, note]) => {
     const usual = defaults[name];
@@ -35,7 +36,10 @@ function form(settings, model, close) {
     });
     return { name, input, field: labelled(label, input, note) };
   });
-  const schema = h("textarea", { rows: 6, class: "mono", spellcheck: "false", value: settings.schema ? JSON.stringify(settings.schema, null, 2) : "", placeholder: '{"type": "object", "properties": {…}}' });
+  const schema = h("textarea", {
+    rows: 6, class: "mono", spellcheck: "false", placeholder: '{"type": "object", "properties": {…}}',
+    value: settings.schema ? JSON.stringify(settings.schema, null, 2) : "",
+  });
   const schemaField = labelled("JSON schema", schema, "the answer will be JSON of this form");
 
   function save(event) {
@@ -57,7 +61,7 @@ function form(settings, model, close) {
     h("div", { class: "fields" }, ...numbers.map(({ field }) => field)),
     schemaField,
     h("div", { class: "row end" },
-      h("button", { type: "button", class: "button", onclick: () => close() }, "Cancel"),
+      button("Cancel", () => close()),
       h("button", { type: "submit", class: "button primary" }, "Save")));
 }
 

@@ -22,18 +22,20 @@ export const refresh = debounced(100, async () => {
 /** Shows the list without chats that are being deleted, or with those that were taken back. */
 export function show() {
   const links = sessions.filter(({ id }) => !leaving.has(id)).map(({ id, title }) => {
-    const link = h("a", { href: `#/chat/${encodeURIComponent(id)}`, class: "recent-link", "data-id": String(id), title }, title || "New chat");
+    const href = `#/chat/${encodeURIComponent(id)}`;
+    const link = h("a", { href, class: "recent-link", "data-id": id, title }, title || "New chat");
     setCurrent(link, id === current);
     return h("li", {}, link);
   });
+  const head = h("h2", { id: "recent-head", class: "side-heading" }, "Recent");
   const list = h("ul", { class: "recent-list", "aria-labelledby": "recent-head" }, ...links);
-  at("recent").replaceChildren(...(links.length ? [h("h2", { id: "recent-head", class: "side-heading" }, "Recent"), list] : []));
+  at("recent").replaceChildren(...(links.length ? [head, list] : []));
 }
 
 /** Marks the chat that is shown; null for none. */
 export function mark(id) {
   current = id;
-  for (const link of at("recent").querySelectorAll("a")) setCurrent(link, link.dataset.id === String(id));
+  for (const link of at("recent").querySelectorAll("a")) setCurrent(link, link.dataset.id === id);
   if (id !== null && !sessions.some((session) => session.id === id)) refresh();
 }
 

@@ -30,7 +30,10 @@ class StatusView {
     this.facts = h("dl", { class: "facts" });
     this.requests = h("tbody", {});
     this.trouble = h("div", { class: "trouble", role: "alert", hidden: true });
-    const heads = [["Started"], ["Kind"], ["Prompt", 1], ["Cached", 1], ["Answer", 1], ["First token", 1], ["Tokens/s", 1], ["End"]];
+    const heads = [
+      ["Started"], ["Kind"], ["Prompt", "number"], ["Cached", "number"], ["Answer", "number"],
+      ["First token", "number"], ["Tokens/s", "number"], ["End"],
+    ].map(([name, kind]) => h("th", { scope: "col", class: kind }, name));
     this.element = h("div", { class: "page" },
       h("h1", { class: "page-title" }, "Status"), this.trouble,
       h("div", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
@@ -38,8 +41,7 @@ class StatusView {
       h("h2", { id: "requests-head" }, "Recent requests"),
       h("div", { class: "table-box", tabindex: 0, role: "region", "aria-labelledby": "requests-head" },
         h("table", {},
-          h("thead", {}, h("tr", {}, ...heads.map(([name, isNumber]) => h("th", { scope: "col", class: isNumber ? "number" : null }, name)))),
-          this.requests)));
+          h("thead", {}, h("tr", {}, ...heads)), this.requests)));
     this.turn = () => (document.hidden ? this.#pause() : this.#look());
   }
 
@@ -82,22 +84,28 @@ class StatusView {
     const speed = seconds > 0 ? Math.max(0, now.tokens - this.#before.tokens) / seconds : 0;
     this.#before = now;
 
-    tiles.speed.show(speed.toFixed(1), batch.decode_step_ms ? `${batch.decode_step_ms} ms a step` : "no answer yet", speed);
-    tiles.rows.show(`${count(batch.active_rows ?? 0)} of ${count(batch.max_rows ?? 0)}`, batch.held_rows ? `${count(batch.held_rows)} held for slow readers` : "", batch.active_rows);
-    tiles.queue.show(count(batch.pending_rows ?? 0), batch.rejected_rows ? `${count(batch.rejected_rows)} refused so far` : "", batch.pending_rows);
+    const step = batch.decode_step_ms ? `${batch.decode_step_ms} ms a step` : "no answer yet";
+    tiles.speed.show(speed.toFixed(1), step, speed);
+    const names = ["active_rows", "max_rows", "pending_rows", "held_rows", "rejected_rows"];
+    const [active, most, waiting, held, refused] = names.map((name) => batch[name] ?? 0);
+    tiles.rows.show(`${count(active)} of ${count(most)}`, held ? `${count(held)} held for slow readers` : "", active);
+    tiles.queue.show(count(waiting), refused ? `${count(refused)} refused so far` : "", waiting);
     const cache = batch.prompt_cache ?? {};
     const asked = (cache.hits ?? 0) + (cache.misses ?? 0);
-    tiles.cache.show(bytes(cache.bytes ?? 0), asked ? `${count(cache.hits)} of ${count(asked)} prompts began there` : "empty", cache.bytes);
+    const hits = asked ? `${count(cache.hits)} of ${count(asked)} prompts began there` : "empty";
+    tiles.cache.show(bytes(cache.bytes ?? 0), hits, cache.bytes);
     const memory = batch.memory ?? {};
-    tiles.memory.show(bytes(memory.active_bytes ?? 0), `at most ${bytes(memory.peak_bytes ?? 0)} so far`, memory.active_bytes);
+    const peak = `at most ${bytes(memory.peak_bytes ?? 0)} so far`;
+    tiles.memory.show(bytes(memory.active_bytes ?? 0), peak, memory.active_bytes);
 
-    const share = batch.prompt_tokens ? ` (${Math.round((100 * batch.cached_tokens) / batch.prompt_tokens)} % from the cache)` : "";
+    const share = Math.round((100 * (batch.cached_tokens ?? 0)) / (batch.prompt_tokens || 1));
+    const ended = [batch.completed_rows, batch.cancelled_rows, batch.failed_rows].map((number) => count(number ?? 0));
     this.#showFacts([
       ["Model", server.model],
       ["Engine", batch.state],
       ["Engine restarts", count(batch.restarts ?? 0)],
-      ["Answers", `${count(batch.completed_rows ?? 0)} done, ${count(batch.cancelled_rows ?? 0)} left by their client, ${count(batch.failed_rows ?? 0)} failed`],
-      ["Tokens read", `${count(batch.prompt_tokens ?? 0)}${share}`],
+      ["Answers", `${ended[0]} done, ${ended[1]} left by their client, ${ended[2]} failed`],
+      ["Tokens read", `${count(batch.prompt_tokens ?? 0)} (${share} % from the cache)`],
       ["Tokens written", count(batch.generated_tokens ?? 0)],
       ["Connections", `${count(http.connections ?? 0)} open, ${count(http.requests_total ?? 0)} requests so far`],
       ["Stored responses", count(store?.entries ?? store?.responses ?? 0)],
@@ -122,7 +130,8 @@ class StatusView {
     const newest = requests.find(({ ttft_s: first }) => Number.isFinite(first));
     const firsts = requests.map(({ ttft_s: first }) => first).filter(Number.isFinite).sort((a, b) => a - b);
     const median = firsts[Math.floor(firsts.length / 2)];
-    this.tiles.first.show(newest ? duration(newest.ttft_s) : "–", firsts.length ? `median of ${firsts.length}: ${duration(median)}` : "no answer yet");
+    const usual = firsts.length ? `median of ${firsts.length}: ${duration(median)}` : "no answer yet";
+    this.tiles.first.show(newest ? duration(newest.ttft_s) : "–", usual);
     const key = requests.slice(0, SHOWN).map(({ id, status, finish }) => `${id} ${status} ${finish}`).join();
     if (key === this.shownRequests) return;
     this.shownRequests = key;
@@ -133,7 +142,9 @@ class StatusView {
       h("td", { class: "number" }, Number.isFinite(one.ttft_s) ? duration(one.ttft_s) : "–"),
       h("td", { class: "number" }, Number.isFinite(one.decode_tok_s) ? one.decode_tok_s.toFixed(1) : "–"),
       h("td", {}, one.finish ?? String(one.status ?? "")))));
-    if (!requests.length) this.requests.append(h("tr", {}, h("td", { colspan: 8, class: "muted" }, "None since the server started.")));
+    if (requests.length) return;
+    const none = h("td", { colspan: 8, class: "muted" }, "None since the server started.");
+    this.requests.append(h("tr", {}, none));
   }
 }
 
@@ -142,7 +153,8 @@ class Tile {
     this.value = h("p", { class: "tile-value" }, "–");
     this.note = h("p", { class: "tile-note" });
     this.chart = hasChart ? new Sparkline() : null;
-    this.element = h("section", { class: "tile", "aria-label": name }, h("p", { class: "tile-name" }, name), this.value, this.note, this.chart?.element);
+    this.element = h("section", { class: "tile", "aria-label": name },
+      h("p", { class: "tile-name" }, name), this.value, this.note, this.chart?.element);
   }
 
   show(value, note, plotted) {
