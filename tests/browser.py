@@ -40,11 +40,13 @@ FLAGS = (
     "--force-color-profile=srgb", "--hide-scrollbars", "--lang=en-US",
 )  # fmt: skip
 
-# What a key press is called; letters and signs are themselves.
+# Key -> its code, its number on Windows, its text. Letters are themselves.
 KEYS = {"Enter": ("Enter", 13, "\r"), "Escape": ("Escape", 27, ""), "Tab": ("Tab", 9, "")}
 KEYS |= {"ArrowUp": ("ArrowUp", 38, ""), "ArrowDown": ("ArrowDown", 40, "")}
 KEYS |= {"ArrowLeft": ("ArrowLeft", 37, ""), "ArrowRight": ("ArrowRight", 39, "")}
 KEYS |= {" ": ("Space", 32, " "), "Backspace": ("Backspace", 8, ""), "End": ("End", 35, "")}
+KEYS |= {"[": ("BracketLeft", 219, "["), "]": ("BracketRight", 221, "]")}
+KEYS |= {"/": ("Slash", 191, "/"), "?": ("Slash", 191, "?")}
 MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
 
 

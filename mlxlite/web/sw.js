@@ -9,8 +9,8 @@ const BASE = `/assets/v-${VERSION}/`;
 const CACHE = `mlxlite-${VERSION}`;
 const PATIENCE_MS = 4000;
 const MODULES = [
-  "api", "app", "attach", "charts", "chat", "composer", "conversation", "dialogs", "dom", "fetching", "icons", "keys",
-  "log", "message", "meter", "models", "render", "rows", "run", "sanitise", "sessions", "settings", "sidebar", "status",
+  "api", "app", "attach", "boot", "charts", "chat", "composer", "conversation", "dialogs", "dom", "fetching", "icons",
+  "keys", "log", "message", "meter", "models", "render", "rows", "run", "sanitise", "sessions", "settings", "sidebar", "status",
   "theme", "tree", "upkeep",
 ];
 const FIXED = ["/", "/manifest.webmanifest", "/assets/icon.svg"];

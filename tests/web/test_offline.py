@@ -41,8 +41,15 @@ def test_the_worker_knows_all_modules() -> None:
     listed = set(
         re.findall(r"\"([a-z]+)\"", text.partition("const MODULES = [")[2].partition("]")[0])
     )
-    used = imported("app", set())
+    used = imported("boot", set())
     assert {"chat", "status", "tree"} <= used and used <= listed
+    # What is asked for at the start is what the first view is made of.
+    text = (service.WEB / "boot.js").read_text(encoding="utf-8")
+    first = set(
+        re.findall(r"\"([a-z]+)\"", text.partition("const MODULES = [")[2].partition("]")[0])
+    )
+    later = {"boot", "sessions", "models", "status", "charts", "fetching", "rows", "upkeep"}
+    assert first == used - later
 
 
 @pytest.fixture
