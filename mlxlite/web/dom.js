@@ -65,7 +65,7 @@ export function bytes(number) {
 /** Seconds as a short text: "0.31 s", "4 min", "3 h 12 min". */
 export function duration(seconds) {
   if (!Number.isFinite(seconds)) return "–";
-  if (seconds < 10) return `${seconds.toFixed(2)} s`;
+  if (seconds < 10 && !Number.isInteger(seconds)) return `${seconds.toFixed(2)} s`;
   if (seconds < 90) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
   if (minutes < 90) return `${minutes} min`;

@@ -10,8 +10,8 @@ const CACHE = `mlxlite-${VERSION}`;
 const PATIENCE_MS = 4000;
 const MODULES = [
   "api", "app", "attach", "boot", "charts", "chat", "composer", "conversation", "dialogs", "dom", "fetching", "icons",
-  "keys", "log", "message", "meter", "models", "render", "rows", "run", "sanitise", "sessions", "settings", "sidebar", "status",
-  "theme", "tree", "upkeep",
+  "keys", "log", "message", "meter", "models", "render", "rows", "run", "sanitise", "sessions", "settings", "sidebar",
+  "status", "theme", "tree", "upkeep",
 ];
 const FIXED = ["/", "/manifest.webmanifest", "/assets/icon.svg"];
 const SHEETS = ["app", "hljs", "models"];
