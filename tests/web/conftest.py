@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests import browser as chromium
 from tests.browser import Browser, Page
+from tests.live import Child
 from tests.web.stage import Stage
 
 
@@ -43,6 +45,29 @@ def page(browser: Browser, stage: Stage) -> Iterator[Page]:
     assert page.troubles == []
     own = (stage.url, "data:", f"blob:{stage.url}", "about:")
     assert [url for url in page.requests if not url.startswith(own)] == []
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Page]:
+    """A fresh tab for a test that brings a server of its own."""
+    page = browser.page()
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a server of the real default model is, with chats of its own."""
+    from tests.test_real import HOME, MODEL
+
+    assert (HOME / "models" / MODEL).is_dir(), f"run `mlxlite get {MODEL}` first"
+    home = tmp_path_factory.mktemp("home")
+    (home / "models").symlink_to(HOME / "models")
+    with Child(home, "serve", MODEL, "--port", "0", "--temperature", "0", deadline_s=400) as child:
+        yield child.wait_ready().url
+        child.signal(signal.SIGTERM)
+        assert child.wait() == 0
+        assert "Traceback" not in child.errors()
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mlxlite import service
-from tests.browser import Browser, Page
+from tests.browser import Page
 from tests.web.acts import READY, converse, open_chat
 from tests.web.stage import Stage
 
@@ -50,13 +49,6 @@ def test_the_worker_knows_all_modules() -> None:
     )
     later = {"boot", "sessions", "models", "status", "charts", "fetching", "rows", "upkeep"}
     assert first == used - later
-
-
-@pytest.fixture
-def tab(browser: Browser) -> Iterator[Page]:
-    page = browser.page()
-    yield page
-    page.close()
 
 
 def wait_worker(page: Page) -> None:

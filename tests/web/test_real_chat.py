@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.browser import Browser, Page
-from tests.live import Child
-from tests.test_real import HOME, MODEL, QUESTION
+from tests.browser import Page
+from tests.test_real import MODEL, QUESTION
 from tests.web.acts import ANSWERS, button, converse, open_chat, say, wait_answer, wait_saved
 
 pytestmark = [pytest.mark.web, pytest.mark.real]
@@ -19,26 +16,10 @@ pytestmark = [pytest.mark.web, pytest.mark.real]
 LONG = "Write a long story about a ship that sails around the world and meets many people."
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of the real model, with chats of its own."""
-    folder = HOME / "models" / MODEL
-    assert folder.is_dir(), f"run `mlxlite get {MODEL}` first"
-    home: Path = tmp_path_factory.mktemp("home")
-    (home / "models").symlink_to(HOME / "models")
-    with Child(home, "serve", MODEL, "--port", "0", "--temperature", "0", deadline_s=400) as child:
-        yield child.wait_ready().url
-        child.signal(signal.SIGTERM)
-        assert child.wait() == 0
-        assert "Traceback" not in child.errors()
-
-
 @pytest.fixture
-def tab(browser: Browser) -> Iterator[Page]:
-    page = browser.page()
-    yield page
-    page.close()
-    assert page.troubles == []
+def url(real_url: str, tab: Page) -> Iterator[str]:
+    yield real_url
+    assert tab.troubles == []
 
 
 def test_paris(tab: Page, url: str) -> None:
