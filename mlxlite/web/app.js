@@ -65,7 +65,7 @@ async function route() {
   const parameters = { id, message: rest[1] ?? null, query: new URLSearchParams(query) };
   shown = module.mount(main, parameters, { navigated, moved });
   closeMenu();
-  if (known !== "chat") main.focus({ preventScroll: true });
+  if (known !== "chat" && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
 }
 
 const TITLES = { chat: "New chat", sessions: "Chats", models: "Models", status: "Status" };
