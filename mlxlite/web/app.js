@@ -149,9 +149,11 @@ function watchLink() {
     banner.hidden = true;
     api.forgetModel(); // it may have begun again with another one
     sidebar.refresh();
-    if (document.querySelector(".page .trouble, .chat .notice:not([hidden])")) {
+    if (shown?.chat?.problem) {
+      shown.chat.sync();
+    } else if (document.querySelector(".page .trouble:not([hidden]), .chat .notice:not([hidden])") && !live.size) {
       shownHash = null;
-      if (!live.size) route();
+      route();
     }
   });
 }
@@ -224,6 +226,9 @@ function start() {
   addEventListener("hashchange", route);
   addEventListener("pagehide", () => {
     for (const conversation of live.values()) conversation.lastWords();
+  });
+  addEventListener("beforeunload", (event) => {
+    if ([...live.values()].some(({ problem }) => problem) || shown?.chat?.problem) event.preventDefault();
   });
   watchLink();
   sidebar.refresh();

@@ -73,7 +73,9 @@ class ChatView {
       this.chat = new Conversation();
       this.#notify(error.status === 404 ? "This chat does not exist any more." : error.message);
     }
+    if (this.isOver) return; // another view came first
     this.chat.onsaved = () => this.#saved();
+    if (this.chat.problem) this.#saved();
     // What was searched for may be on another branch.
     if (message && this.chat.messages.has(message) && !this.chat.branch.some(({ key }) => key === message)) {
       this.chat.leaf = newestLeaf(this.chat.messages, message);
@@ -88,11 +90,19 @@ class ChatView {
   }
 
   unmount() {
-    if (this.chat) {
-      this.chat.onsaved = () => {};
-      if (this.chat.run) {
-        this.chat.run.onprogress = () => {};
-        this.chat.run.onend = () => {};
+    this.isOver = true;
+    const { chat } = this;
+    if (chat) {
+      chat.onsaved = () => {};
+      if (chat.run) {
+        chat.run.onprogress = () => {};
+        chat.run.onend = () => {};
+      }
+      if (chat.problem && chat.branch.length) {
+        const key = chat.id ?? "unsaved";
+        live.set(key, chat);
+        const back = () => (location.hash = `#/chat/${encodeURIComponent(key)}`);
+        toast(`“${chat.title}” is not saved yet.`, { label: "Back", do: back }, 60_000);
       }
     }
     clearInterval(this.saying);

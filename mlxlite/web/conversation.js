@@ -11,7 +11,8 @@
 import { get, patch, post, send } from "./api.js";
 import { branch } from "./tree.js";
 
-/** Chats whose answer is being written, by id: they go on while another page is shown. */
+/** Chats that another view must not lose, by id: those whose answer is being written, and those that
+ * could not be saved; one that never could is "unsaved". */
 export const live = new Map();
 
 let made = 0;
@@ -92,6 +93,7 @@ export class Conversation {
       try {
         await this.#push();
         this.problem = null;
+        if (this.run === null) this.#rest();
       } catch (error) {
         if (error.status === 404) this.#forget();
         this.problem = error;
@@ -136,9 +138,14 @@ export class Conversation {
     }
   }
 
+  /** All of it is with the server. */
+  #rest() {
+    for (const [id, chat] of live) if (chat === this) live.delete(id);
+  }
+
   /** Somebody deleted it meanwhile: the next try saves all of it as a chat of its own. */
   #forget() {
-    live.delete(this.id);
+    this.#rest();
     this.id = null;
     for (const message of this.messages.values()) message.saved = null;
   }

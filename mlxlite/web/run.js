@@ -166,7 +166,6 @@ export class Run {
     message.usage = figures;
     message.isDirty = true;
     chat.run = null;
-    live.delete(chat.id);
     const isEmpty = !message.content && !message.reasoning && !message.tool_calls.length;
     if (isEmpty && state !== "done" && message.saved === null) chat.drop(message);
     chat.sync();

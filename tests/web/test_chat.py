@@ -299,6 +299,26 @@ def test_another_page_meanwhile(page: Page, stage: Stage) -> None:
     assert page.run("location.hash").endswith(session)
 
 
+def test_what_cannot_be_saved(page: Page, stage: Stage, shoot: Shoot) -> None:
+    """The chat goes on, says so, survives a look elsewhere, and is saved when that works again."""
+    open_chat(page, stage.url)
+    page.send("Network.setBlockedURLs", urls=["*/api/sessions*"])
+    assert "Paris" in converse(page, "What is the capital of France?")
+    page.wait("document.querySelector('.notice')?.innerText.includes('not saved')")
+    shoot("not-saved")
+    page.click('a[href="#/status"]')
+    page.wait("document.querySelector('.toast')?.innerText.includes('is not saved yet')")
+    page.click(".toast .button")
+    assert "Paris" in wait_answer(page, 1)
+    assert stage.sessions() == []
+    page.send("Network.setBlockedURLs", urls=[])
+    page.wait("document.querySelector('.notice').hidden")  # once the server is reached again
+    messages = stage.session(wait_saved(page))["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[1]["content"] == "Paris is the capital of France."
+    page.troubles.clear()  # the browser notes what it was kept from
+
+
 def test_the_key(browser_page_with_key: tuple[Page, Stage]) -> None:
     """A server with a key: the page asks for it, says when it is wrong, and keeps it."""
     page, stage = browser_page_with_key
