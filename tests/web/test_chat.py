@@ -189,14 +189,13 @@ def test_branches(page: Page, stage: Stage, shoot: Shoot) -> None:
     page.wait("document.querySelector('.log').innerText.includes('Rome.')")
     page.click(f".is-user {button('Previous branch')}")
     page.wait("document.querySelector('.log').innerText.includes('France')")
-    assert "Paris" in page.text(ANSWERS)
+    page.wait(f"document.querySelector('{ANSWERS}').innerText.includes('Paris')")
     session = wait_saved(page)
     found = stage.session(session)
     assert len(found["messages"]) == 5
     page.wait_for(lambda: stage.session(session)["leaf"] == found["messages"][1]["id"], "the leaf")
     page.reload()
-    wait_answer(page, 1)
-    assert "Paris" in page.text(ANSWERS)
+    assert "Paris" in wait_answer(page, 1)
 
 
 def test_errors(page: Page, stage: Stage, shoot: Shoot) -> None:
