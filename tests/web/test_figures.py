@@ -65,7 +65,7 @@ TYPING = """async () => {
 
 
 def test_first_paint_and_bytes(browser: Browser, stage: Stage) -> None:
-    """Each time in a fresh profile: nothing cached, no worker yet. The fastest counts, for the others
+    """Each time in a fresh profile: nothing cached, no worker yet. The fastest counts: the others
     tell what else the machine was doing; a busy one is given some more tries."""
     paints: list[float] = []
     sizes: list[int] = []
