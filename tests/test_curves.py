@@ -390,7 +390,7 @@ REFUSED = [
     (((1, 1), (1, 2)), "share"),
     (((0, 0), (50, 1), (1e-12, 0)), "share"),  # both are at the floor
     (((1, 2), (100, 1)), "never fall"),
-    (((1, 1), (10, 30), (20, 29.9), (100, 100)), "slopes >= 0"),
+    (((1, 1), (10, 30), (20, 29.9), (100, 100)), "slopes must be >= 0"),
     *((((1, 1), (2, wrong)), "number") for wrong in (math.nan, INF, 10**400, "2", None)),
 ]
 

@@ -17,7 +17,11 @@ PACKAGE = Path(__file__).parent.parent / "mlxlite"
 
 ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
     # column: (floor, files in the order of their imports)
-    "foundation": (0, "", ("__init__", "errors", "types", "config", "fields", "kvplan", "heap")),
+    "foundation": (
+        0,
+        "",
+        ("__init__", "errors", "types", "config", "fields", "kvplan", "heap", "transfer"),
+    ),
     "http": (1, "http/", ("__init__", "wire", "guard", "routing", "static", "listen", "server")),
     "text": (
         1,

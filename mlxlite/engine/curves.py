@@ -2,8 +2,9 @@
 
 `tone` is the HLG curve, borrowed from television: straight around a pivot, logarithmic above it
 (the shoulder: the best token does not burn out) and below it (the toe: the tail is not crushed).
-`transfer` is a curve that somebody drew through points. Both give logits to draw from; neither lets
-a token overtake another or a forbidden one (minus infinity) back in.
+`transfer` is a curve that somebody drew through points, which `mlxlite.transfer` checks and works
+out. Both give logits to draw from; neither lets a token overtake another or a forbidden one (minus
+infinity) back in.
 
 Rows are independent: parameters are (B, 1) columns, and a row gets the same bits alone and in a
 batch. Curves are frozen values, checked and worked out on the host when they are made; nothing is
@@ -14,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import mlx.core as mx
 
 from mlxlite.errors import BadRequest
+from mlxlite.transfer import Piece, Transfer
 
 _TINY = 1e-9  # spec 20: what logarithms, strengths and percentages are kept above
 _COLDEST, _HOTTEST = 1e-30, 1e30  # as in `sample`: what float32 can divide log-probabilities by
@@ -267,61 +268,6 @@ def _median(logprobs: mx.array) -> mx.array:
 # ------------------------------------------------------------------ the transfer curve (7.1)
 
 
-class _Piece(NamedTuple):
-    """value + d (slope + t (bend + t twist)), with d nats past the knot and t = d / span."""
-
-    value: float
-    knot: float
-    slope: float
-    span: float = 1.0  # a straight piece needs none; any will do
-    bend: float = 0.0
-    twist: float = 0.0
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A curve through points (percent of probability in, percent out), in any order.
-
-    A monotone cubic (Fritsch and Carlson 1980) between their logarithms; points on the diagonal
-    draw as temperature 1 does. Raises BadRequest naming `curve.points`.
-    """
-
-    points: tuple[tuple[float, float], ...]
-    pieces: tuple[_Piece, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pieces", _pieces(self.points))
-
-
-def _pieces(points: Sequence[tuple[float, float]]) -> tuple[_Piece, ...]:
-    """One piece below the first knot and one from each knot on; the outer ones are straight."""
-    if len(points) < 2:
-        raise _refused("curve.points", f"must be at least 2, not {len(points)}")
-    for number in (number for point in points for number in point):
-        _check("curve.points", number, -_HOTTEST, _HOTTEST)
-    knots = sorted(tuple(math.log(max(n, _TINY) / 100) for n in point) for point in points)
-    xs, ys = [x for x, _ in knots], [y for _, y in knots]
-    spans = [right - left for left, right in pairwise(xs)]
-    # Seen in nats, where percentages below the floor, and some close neighbours, are the same.
-    if min(spans) == 0:
-        raise _refused("curve.points", "must differ in x_pct: two share one")
-    secants = [(right - left) / h for (left, right), h in zip(pairwise(ys), spans, strict=True)]
-    if min(secants) < -1e-12:
-        raise _refused("curve.points", "must never fall from left to right: all slopes >= 0")
-    slopes = [secants[0]]
-    for (left, right), (before, after) in zip(pairwise(spans), pairwise(secants), strict=True):
-        # The weighted harmonic mean: small enough that the cubic does not overshoot.
-        w1, w2 = 2 * right + left, right + 2 * left
-        slopes.append((w1 + w2) / (w1 / before + w2 / after) if min(before, after) > 0 else 0.0)
-    slopes.append(secants[-1])
-    pieces = [_Piece(ys[0], xs[0], max(slopes[0], 1.0))]  # the deep tail stays suppressed
-    for i, span in enumerate(spans):
-        bend = 3 * secants[i] - 2 * slopes[i] - slopes[i + 1]
-        twist = slopes[i] + slopes[i + 1] - 2 * secants[i]
-        pieces.append(_Piece(ys[i], xs[i], slopes[i], span, bend, twist))
-    return (*pieces, _Piece(ys[-1], xs[-1], slopes[-1]))
-
-
 _DIAGONAL = Transfer(((1.0, 1.0), (100.0, 100.0)))
 _at = partial(mx.take_along_axis, axis=1)  # (B, pieces), (B, V) -> (B, V)
 
@@ -334,7 +280,7 @@ def transfer(logprobs: mx.array, curves: Sequence[Transfer | None]) -> mx.array:
     #    power of two, which lets the search halve.
     rows = [(curve or _DIAGONAL).pieces for curve in curves]
     levels = max(len(pieces) - 1 for pieces in rows).bit_length()
-    nowhere = _Piece(0.0, math.inf, 0.0)
+    nowhere = Piece(0.0, math.inf, 0.0)
     table = mx.array([[*pieces, *[nowhere] * (2**levels - len(pieces))] for pieces in rows])
     value, knot, slope, span, bend, twist = (table[:, :, n] for n in range(len(nowhere)))
     # 2. Which piece holds a log-probability: the last whose knot it has reached, else the first.
