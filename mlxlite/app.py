@@ -22,6 +22,7 @@ from mlxlite import __version__, embedding
 from mlxlite.api import (
     anthropic,
     completions,
+    curves,
     embeddings,
     local,
     markup,
@@ -76,6 +77,8 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
     ("POST", "/tokenize", text.tokenize),
     ("POST", "/detokenize", text.detokenize),
     ("POST", "/apply-template", text.apply_template),
+    ("POST", "/signal", curves.signal),
+    ("POST", "/generate", curves.generate),
     ("GET", "/api/sessions", sessions.show_all),
     ("POST", "/api/sessions", sessions.create),
     ("GET", "/api/sessions/search", sessions.search),
@@ -108,6 +111,8 @@ PAGES: tuple[tuple[str, str, ServiceHandler], ...] = (
 SURFACES: dict[str, Surface] = {
     "/v1/messages": anthropic,
     "/v1/messages/count_tokens": anthropic,
+    "/signal": curves.SIGNAL,
+    "/generate": curves.GENERATION,
 }
 # What the model itself is asked by, and the names of it in the log.
 ASKS = {

@@ -172,6 +172,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "anthropic",
             "embeddings",
             "rerank",
+            "curves",
             "text",
             "local",
             "memory",

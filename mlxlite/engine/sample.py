@@ -22,6 +22,7 @@ import mlx.core as mx
 
 from mlxlite.engine import curves
 from mlxlite.engine.row import Row
+from mlxlite.transfer import Transfer
 from mlxlite.types import Sampling
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, spec 20 section 3
@@ -46,7 +47,7 @@ class Recipe:
     top_k: mx.array | None = None  # int32, V where off
     largest_k: int = 0
     tones: tuple[curves.Hlg | None, ...] | None = None
-    transfers: tuple[curves.Transfer | None, ...] | None = None
+    transfers: tuple[Transfer | None, ...] | None = None
     needs_mass: tuple[bool, ...] = ()  # rows whose filters or curve look at shares of probability
 
 
@@ -128,8 +129,8 @@ def _tone(sampling: Sampling) -> curves.Hlg | None:
     )
 
 
-def _transfer(sampling: Sampling) -> curves.Transfer | None:
-    return curves.Transfer(points=sampling.transfer) if sampling.transfer else None
+def _transfer(sampling: Sampling) -> Transfer | None:
+    return Transfer(points=sampling.transfer) if sampling.transfer else None
 
 
 def _spared(ids: Sequence[int], vocab_size: int) -> mx.array:
