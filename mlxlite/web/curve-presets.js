@@ -1,0 +1,84 @@
+// What a curve can start from: temperatures, a cut, and the HLG tone curve with its four knobs.
+
+import { freshId, h } from "./dom.js";
+import { dialog } from "./dialogs.js";
+import { hlgPoints, temperaturePoints } from "./curve-maths.js";
+
+export const DIAGONAL = [{ x_pct: 0.0001, y_pct: 0.0001 }, { x_pct: 0.1, y_pct: 0.1 }, { x_pct: 100, y_pct: 100 }];
+
+const PLAIN = [
+  ["Diagonal", () => DIAGONAL],
+  ["Temperature 0.7", () => temperaturePoints(0.7)],
+  ["Temperature 1.5", () => temperaturePoints(1.5)],
+  ["No tail", () => [{ x_pct: 0.1, y_pct: 1e-7 }, { x_pct: 2, y_pct: 0.5 }, { x_pct: 10, y_pct: 10 }, { x_pct: 100, y_pct: 100 }]],
+  ["Level top", () => [{ x_pct: 0.01, y_pct: 0.0001 }, { x_pct: 1, y_pct: 4 }, { x_pct: 100, y_pct: 20 }]],
+];
+
+// Knobs of the tone curve, spec 20 section 6: in nats; the first set is the server's own.
+const TONES = {
+  standard: { width: 4, shoulder: 4, toe: 6, pivot_offset: 6 },
+  soft: { width: 2, shoulder: 1.5, toe: 3, pivot_offset: 4 },
+  strong: { width: 0.5, shoulder: 0.5, toe: 1, pivot_offset: 3 },
+  "shoulder only": { width: 1, shoulder: 1, toe: 0, pivot_offset: 4 },
+};
+const KNOBS = [
+  ["width", "Straight part", 12],
+  ["shoulder", "Shoulder: how the top rolls off", 12],
+  ["toe", "Toe: how the tail rolls off", 12],
+  ["pivot_offset", "Pivot below the best token", 12],
+  ["temperature", "Temperature in the middle", 2],
+];
+
+/** Buttons for all presets.
+ *
+ * use(points): take them. preview(knobs | null): only show them. top(): log-probability of the best
+ * token. copy(what, value): to the clipboard. */
+export function presetButtons({ use, preview, top, copy }) {
+  const plain = PLAIN.map(([name, points]) => h("button", { type: "button", class: "button", onclick: () => use(points()) }, name));
+  const tones = h("button", { type: "button", class: "button", "aria-haspopup": "dialog", onclick: () => openTones() }, "HLG tone curve…");
+  let knobs = { ...TONES.standard, temperature: 0.7 };
+
+  async function openTones() {
+    preview(knobs);
+    const done = await dialog("HLG tone curve", (close) => form(close), "sheet");
+    preview(null);
+    if (done === "points") use(hlgPoints(knobs, top()));
+  }
+
+  function form(close) {
+    const fields = KNOBS.map(([name, label, most]) => {
+      const id = freshId("knob");
+      const shown = h("output", { htmlFor: id }, String(knobs[name]));
+      const input = h("input", {
+        type: "range", id, min: name === "temperature" ? 0.1 : 0, max: most, step: 0.1, value: knobs[name],
+        oninput: () => set({ ...knobs, [name]: Number(input.value) }),
+      });
+      return { name, input, shown, element: h("div", { class: "field" }, h("label", { htmlFor: id }, label), h("div", { class: "range-row" }, input, shown)) };
+    });
+    const set = (now) => {
+      knobs = now;
+      for (const { name, input, shown } of fields) {
+        input.value = knobs[name];
+        shown.textContent = name === "temperature" ? String(knobs[name]) : `${knobs[name]} nats`;
+      }
+      preview(knobs);
+    };
+    set(knobs);
+    const json = () => {
+      const { temperature, ...tone } = knobs;
+      return { temperature, hlg: { enabled: true, ...tone } };
+    };
+    return [
+      h("p", { class: "note" }, "Straight around a pivot, logarithmic above and below it: the best token does not win every draw, and the tail keeps its order. A chat request takes these knobs as they are; the plot shows them as a dashed line."),
+      h("form", { onsubmit: (event) => { event.preventDefault(); close("points"); } },
+        h("div", { class: "row" }, Object.entries(TONES).map(([name, tone]) =>
+          h("button", { type: "button", class: "button", onclick: () => set({ ...tone, temperature: knobs.temperature }) }, name))),
+        fields.map((field) => field.element),
+        h("div", { class: "row end" },
+          h("button", { type: "button", class: "button", onclick: () => copy("The fields of a chat request were", json()) }, "Copy for chats"),
+          h("button", { type: "submit", class: "button primary" }, "Make it points"))),
+    ];
+  }
+
+  return [...plain, tones];
+}
