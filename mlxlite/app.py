@@ -123,6 +123,8 @@ ASKS = {
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
     "/v1/score": "score",
+    "/signal": "signal",
+    "/generate": "generate",
 }
 _LAST_WORDS_S = 2.0  # for the error events of answers that a stop cuts off
 # No key needed (decision D13).
