@@ -26,10 +26,10 @@ class Graph {
     this.canvas = svg("svg", { "aria-hidden": "true" });
     // Their order on the page is the order of reading, whatever place they have.
     this.box = h("ol", { class: `dag ${list.dataset.graph}` }, this.#nodes.map((node) => node.cell));
-    this.box.append(this.canvas);
+    const drawing = h("div", { class: "dag-drawing" }, this.box, this.canvas);
     this.panel = h("div", { class: "dag-panel", role: "status" });
     const whole = h("details", { class: "dag-all" }, h("summary", {}, "All of it as text"));
-    list.before(h("div", { class: "dag-layout" }, this.box, this.panel), whole);
+    list.before(h("div", { class: "dag-layout" }, drawing, this.panel), whole);
     whole.append(list);
     for (const from of this.#nodes) {
       for (const id of from.to) {
