@@ -1,7 +1,6 @@
 // What a curve can start from: temperatures, a cut, and the HLG tone curve with its four knobs.
 
 import { freshId, h } from "./dom.js";
-import { dialog } from "./dialogs.js";
 import { hlgPoints, temperaturePoints } from "./curve-maths.js";
 
 export const DIAGONAL = [{ x_pct: 0.0001, y_pct: 0.0001 }, { x_pct: 0.1, y_pct: 0.1 }, { x_pct: 100, y_pct: 100 }];
@@ -29,56 +28,49 @@ const KNOBS = [
   ["temperature", "Temperature in the middle", 2],
 ];
 
-/** Buttons for all presets.
+/** Buttons for what is a curve of points at once. use(points): take them. */
+export const presetButtons = (use) =>
+  PLAIN.map(([name, points]) => h("button", { type: "button", class: "button", onclick: () => use(points()) }, name));
+
+/** The knobs of the tone curve, to be opened.
  *
- * use(points): take them. preview(knobs | null): only show them. top(): log-probability of the best
- * token. copy(what, value): to the clipboard. */
-export function presetButtons({ use, preview, top, copy }) {
-  const plain = PLAIN.map(([name, points]) => h("button", { type: "button", class: "button", onclick: () => use(points()) }, name));
-  const tones = h("button", { type: "button", class: "button", "aria-haspopup": "dialog", onclick: () => openTones() }, "HLG tone curve…");
+ * use(points): take them. preview(knobs | null): show them beside the curve while this is open.
+ * top(): log-probability of the best token. copy(what, value): to the clipboard. */
+export function toneKnobs({ use, preview, top, copy }) {
   let knobs = { ...TONES.standard, temperature: 0.7 };
-
-  async function openTones() {
-    preview(knobs);
-    const done = await dialog("HLG tone curve", (close) => form(close), "sheet");
-    preview(null);
-    if (done === "points") use(hlgPoints(knobs, top()));
-  }
-
-  function form(close) {
-    const fields = KNOBS.map(([name, label, most]) => {
-      const id = freshId("knob");
-      const shown = h("output", { htmlFor: id }, String(knobs[name]));
-      const input = h("input", {
-        type: "range", id, min: name === "temperature" ? 0.1 : 0, max: most, step: 0.1, value: knobs[name],
-        oninput: () => set({ ...knobs, [name]: Number(input.value) }),
-      });
-      return { name, input, shown, element: h("div", { class: "field" }, h("label", { htmlFor: id }, label), h("div", { class: "range-row" }, input, shown)) };
+  const fields = KNOBS.map(([name, label, most]) => {
+    const id = freshId("knob");
+    const shown = h("output", { htmlFor: id });
+    const input = h("input", {
+      type: "range", id, min: name === "temperature" ? 0.1 : 0, max: most, step: 0.1,
+      oninput: () => set({ ...knobs, [name]: Number(input.value) }),
     });
-    const set = (now) => {
-      knobs = now;
-      for (const { name, input, shown } of fields) {
-        input.value = knobs[name];
-        shown.textContent = name === "temperature" ? String(knobs[name]) : `${knobs[name]} nats`;
-      }
-      preview(knobs);
-    };
-    set(knobs);
-    const json = () => {
-      const { temperature, ...tone } = knobs;
-      return { temperature, hlg: { enabled: true, ...tone } };
-    };
-    return [
-      h("p", { class: "note" }, "Straight around a pivot, logarithmic above and below it: the best token does not win every draw, and the tail keeps its order. A chat request takes these knobs as they are; the plot shows them as a dashed line."),
-      h("form", { onsubmit: (event) => { event.preventDefault(); close("points"); } },
-        h("div", { class: "row" }, Object.entries(TONES).map(([name, tone]) =>
-          h("button", { type: "button", class: "button", onclick: () => set({ ...tone, temperature: knobs.temperature }) }, name))),
-        fields.map((field) => field.element),
-        h("div", { class: "row end" },
-          h("button", { type: "button", class: "button", onclick: () => copy("The fields of a chat request were", json()) }, "Copy for chats"),
-          h("button", { type: "submit", class: "button primary" }, "Make it points"))),
-    ];
+    return { name, input, shown, element: h("div", { class: "field" }, h("label", { htmlFor: id }, label), h("div", { class: "range-row" }, input, shown)) };
+  });
+
+  function set(now) {
+    knobs = now;
+    for (const { name, input, shown } of fields) {
+      input.value = knobs[name];
+      shown.textContent = name === "temperature" ? String(knobs[name]) : `${knobs[name]} nats`;
+    }
+    if (box.open) preview(knobs);
   }
 
-  return [...plain, tones];
+  function json() {
+    const { temperature, ...tone } = knobs;
+    return { temperature, hlg: { enabled: true, ...tone } };
+  }
+
+  const box = h("details", { class: "tones", ontoggle: () => preview(box.open ? knobs : null) },
+    h("summary", {}, "HLG tone curve"),
+    h("p", { class: "note" }, "Straight around a pivot, logarithmic above and below it: the best token does not win every draw, and the tail keeps its order. The plot shows it as a dashed line. A chat request takes the knobs as they are."),
+    h("div", { class: "row" }, Object.entries(TONES).map(([name, tone]) =>
+      h("button", { type: "button", class: "button", onclick: () => set({ ...tone, temperature: knobs.temperature }) }, name))),
+    fields.map((field) => field.element),
+    h("div", { class: "row" },
+      h("button", { type: "button", class: "button", onclick: () => use(hlgPoints(knobs, top())) }, "Make it points"),
+      h("button", { type: "button", class: "button", onclick: () => copy("The fields of a chat request were", json()) }, "Copy for chats")));
+  set(knobs);
+  return box;
 }

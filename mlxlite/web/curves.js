@@ -6,7 +6,7 @@ import { toast } from "./dialogs.js";
 import { keepPoints, keptPoints } from "./lab.js";
 import { BINS, pieces, problem, topOf } from "./curve-maths.js";
 import { Editor, PointTable } from "./curve-editor.js";
-import { DIAGONAL, presetButtons } from "./curve-presets.js";
+import { DIAGONAL, presetButtons, toneKnobs } from "./curve-presets.js";
 import { Samples } from "./curve-samples.js";
 import { Shares } from "./curve-shares.js";
 
@@ -74,7 +74,8 @@ async function copyJson(what, value) {
   toast((await copy(JSON.stringify(value))) ? `${what} copied.` : "The clipboard is closed; copy the text by hand.");
 }
 
-at("presets").append(...presetButtons({
+at("presets").append(...presetButtons((given) => (editor.points = given)));
+at("presets").after(toneKnobs({
   use: (given) => (editor.points = given),
   preview: (knobs) => (editor.preview = knobs && { knobs, top: bins ? topOf(bins) : 0 }),
   top: () => (bins ? topOf(bins) : 0),

@@ -93,6 +93,14 @@ function across(from, to) {
   const isUpright = Math.abs(from.x - to.x) < 4;
   const isBelow = to.y > from.y;
   const [start, end] = isBelow ? [from.bottom, to.top] : [from.top, to.bottom];
+  if (Math.abs(from.y - to.y) > 110 && Math.abs(from.x - to.x) > 300) { // far: below and left of all
+    const [low, aside, round] = [from.bottom + 15, to.left - 14, 10];
+    return {
+      d: `M${from.x} ${from.bottom}V${low - round}Q${from.x} ${low} ${from.x - round} ${low}H${aside + round}` +
+        `Q${aside} ${low} ${aside} ${low - round}V${to.y + round}Q${aside} ${to.y} ${aside + round} ${to.y}H${to.left}`,
+      end: [to.left, to.y], way: 0,
+    };
+  }
   if (isLevel) {
     const isRight = to.x > from.x;
     const [a, b] = isRight ? [from.right, to.left] : [from.left, to.right];

@@ -94,20 +94,20 @@ export class View {
     const put = this.#projection(width, height);
     this.#frame(put, colour);
     if (this.#rows.length > 0) this.#surface(put, colour);
-    this.#names(put, colour, style);
+    this.#names(put, width, colour, style);
   }
 
   /** (across 0..1, deep 0..1, high 0..1) -> [x, y, how far away]. */
   #projection(width, height) {
     const { turn, tilt, zoom } = this.#eye;
     const [sin, cos, up, on] = [Math.sin(turn), Math.cos(turn), Math.sin(tilt), Math.cos(tilt)];
-    const size = Math.min(width / 2.5, height / 1.55) * zoom;
+    const size = Math.min(width / 2.9, height / 2.2) * zoom;
     return (across, deep, high) => {
       const [x, z, y] = [(across - 0.5) * 2, (deep - 0.5) * DEEP, high * HIGH - HIGH * 0.4];
       const [turned, away] = [x * cos + z * sin, z * cos - x * sin];
       const far = away * on - y * up;
       const near = AWAY / (AWAY + far);
-      return [width / 2 + turned * near * size, height / 2 - (y * on + away * up) * near * size, far];
+      return [width / 2 + turned * near * size, height * 0.48 - (y * on + away * up) * near * size, far];
     };
   }
 
@@ -167,18 +167,18 @@ export class View {
     }
   }
 
-  #names(put, colour, style) {
+  #names(put, width, colour, style) {
     const { pen } = this;
     pen.fillStyle = colour["--muted"];
     pen.font = `12px ${style.fontFamily}`;
     pen.textAlign = "center";
-    const write = (text, ...place) => {
+    const isNearer = (one, other) => put(...one)[2] < put(...other)[2];
+    const side = isNearer([1, 0.5, 0], [0, 0.5, 0]) ? 1.1 : -0.1; // where no patch is in front of it
+    const end = isNearer([0.5, 0, 0], [0.5, 1, 0]) ? -0.14 : 1.14;
+    for (const [text, ...place] of [["steps", 0.5, end, 0], ["rank 1", side, 0.95, 0], ["rank 20", side, 0.05, 0]]) {
       const [x, y] = put(...place);
-      pen.fillText(text, x, y + 4);
-    };
-    write("steps", 0.5, -0.12, 0);
-    write("rank 1", 1.12, 1, 0);
-    write("rank 20", 1.12, 0, 0);
+      pen.fillText(text, Math.min(Math.max(x, 26), width - 26), y + 4);
+    }
   }
 }
 

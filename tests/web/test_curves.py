@@ -320,14 +320,20 @@ def test_presets_and_the_tone_curve(page: Page, stage: LiveApp, shoot: Shoot) ->
         Transfer(tuple(points(page)))
         assert "rises" in page.text(CHECK)
     diagonal = points(page)
-    page.click("#presets button:last-child")
-    page.wait("document.querySelector('dialog[open]')")
-    assert attribute(page, ".ghost", "d"), "shown as a dashed line"
+    page.click(".tones summary")
+    page.wait_for(lambda: attribute(page, ".ghost", "d"), "the tone curve as a dashed line")
+    assert complaints(page) == []
+    dashed = attribute(page, ".ghost", "d")
+    page.call(
+        "() => { const s = document.querySelector('.tones input'); s.value = 1;"
+        " s.dispatchEvent(new Event('input')); }"
+    )
+    assert attribute(page, ".ghost", "d") != dashed
     shoot("curves-tone")
-    page.click("dialog button[type=submit]")
-    page.wait("!document.querySelector('dialog')")
+    page.click(".tones > .row:last-child button")
     assert points(page) != diagonal and "rises" in page.text(CHECK)
-    assert not attribute(page, ".ghost", "d")
+    page.click(".tones summary")
+    page.wait_for(lambda: not attribute(page, ".ghost", "d"), "the dashed line to go")
     page.wait("localStorage.getItem('mlxlite-curve')")
     kept = points(page)
     page.reload()
