@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlxlite.errors import NotFound
 from mlxlite.http.routing import Request, Response
-from mlxlite.http.static import NEVER, POLICY
+from mlxlite.http.static import NEVER, POLICY, VERSION
 from mlxlite.service import Service
 
 _VERSION = re.compile(r"\Av-[0-9a-f]{12}/")
@@ -59,6 +59,7 @@ async def artefact(service: Service, request: Request) -> Response:
     name = request.path.strip("/") + ".html"
     try:
         body = await service.in_pool(Path(site.folder, name).read_bytes)
+        body = body.replace(VERSION, site.version)
     except OSError:
         if name not in site.pages:
             return _missing(name)

@@ -6,7 +6,7 @@ its content for either form (RFC 9110 section 8.8.3.3: a coding makes another re
 
     /assets/app.js -> assets["app.js"].respond(request) -> 200 | 304
 
-In `index.html` and `sw.js` the text `{{version}}` becomes a hash of everything in the folder, so
+In pages and in `sw.js` the text `{{version}}` becomes a hash of everything in the folder, so
 that a worker that caches changes whenever anything does.
 """
 
@@ -42,7 +42,6 @@ POLICY = {
     "referrer-policy": "no-referrer",
 }
 VERSION = b"{{version}}"
-_VERSIONED = ("index.html", "sw.js")
 _FEWEST_BYTES = 256  # a smaller file gains nothing from gzip
 
 
@@ -88,11 +87,12 @@ class Asset:
 @dataclass(frozen=True, slots=True)
 class Site:
     """What `load` took. assets: by name, as `/assets/<name>` has it. pages: HTML, by name, and
-    what is not served below `/assets`. folder: where pages are read anew."""
+    what is not served below `/assets`. folder: where pages are read anew. version: of all of it."""
 
     folder: Path
     assets: Mapping[str, Asset]
     pages: Mapping[str, Asset]
+    version: bytes
 
 
 def load(folder: Path, made: Mapping[str, str] | None = None) -> Site:
@@ -113,7 +113,7 @@ def load(folder: Path, made: Mapping[str, str] | None = None) -> Site:
     pages: dict[str, Asset] = {}
     for name, body in found.items():
         kind = TYPES[Path(name).suffix]
-        if name in _VERSIONED:
+        if name.endswith(".html") or name == "sw.js":
             body = body.replace(VERSION, version)
         if name == "sw.js":  # below /assets it would serve nothing but /assets
             pages[name] = Asset.of(body, kind, NEVER)
@@ -121,7 +121,7 @@ def load(folder: Path, made: Mapping[str, str] | None = None) -> Site:
             pages[name] = Asset.of(body, kind)
         else:
             assets[name] = Asset.of(body, kind, AN_HOUR)
-    return Site(folder, assets, pages)
+    return Site(folder, assets, pages, version)
 
 
 def takes_gzip(accepted: str) -> bool:
