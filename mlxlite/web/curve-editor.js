@@ -35,6 +35,7 @@ export class Editor {
       onpointermove: (event) => this.#drag(event),
       onpointerup: () => this.#drop(),
       onpointercancel: () => this.#drop(),
+      ondblclick: (event) => this.#removeAt(event),
     }, this.grid, this.bars, this.diagonal, this.ghost, this.line, this.grip, this.knobs);
     box.append(this.root);
     whenWide(box, (width) => this.#resize(width));
@@ -106,6 +107,12 @@ export class Editor {
     const handle = this.#insert(Math.min(Math.max(x, U_MIN), 0), y);
     handle.focus();
     this.#grab(event, this.#handles.indexOf(handle));
+  }
+
+  /** A captured pointer's clicks go to the plot, so what is below it is looked up. */
+  #removeAt(event) {
+    const index = this.#handles.indexOf(document.elementFromPoint(event.clientX, event.clientY)?.closest(".handle"));
+    if (index >= 0) this.remove(index);
   }
 
   #grab(event, index) {
@@ -209,7 +216,6 @@ export class Editor {
           handle.focus();
           this.#grab(event, index);
         },
-        ondblclick: () => this.remove(index),
         onkeydown: (event) => this.#press(event, index),
       }, svg("circle", { class: "reach", r: 18 }), svg("circle", { class: "dot", r: 7 }));
       return handle;

@@ -253,6 +253,13 @@ def test_a_press_on_the_curve_adds_a_point(page: Page, stage: LiveApp) -> None:
     assert len(points(page)) == 4
     x, y = points(page)[2]
     assert math.log(y / x) == pytest.approx(0, abs=0.1)
+    x, y = middle(page, 1)
+    for count in (1, 2):  # a double click on another removes that one
+        at_ = {"x": x, "y": y, "button": "left", "clickCount": count}
+        page.send("Input.dispatchMouseEvent", type="mousePressed", **at_)
+        page.send("Input.dispatchMouseEvent", type="mouseReleased", **at_)
+    page.wait_for(lambda: len(points(page)) == 3, "a point to go")
+    assert points(page)[1][0] > 0.1
 
 
 def test_the_histogram_follows_the_prompt(page: Page, stage: LiveApp) -> None:
