@@ -1,6 +1,6 @@
 // What a curve can start from: temperatures, a cut, and the HLG tone curve with its four knobs.
 
-import { freshId, h } from "./dom.js";
+import { button, freshId, h } from "./dom.js";
 import { hlgPoints, temperaturePoints } from "./curve-maths.js";
 
 export const DIAGONAL = [{ x_pct: 0.0001, y_pct: 0.0001 }, { x_pct: 0.1, y_pct: 0.1 }, { x_pct: 100, y_pct: 100 }];
@@ -30,7 +30,7 @@ const KNOBS = [
 
 /** Buttons for what is a curve of points at once. use(points): take them. */
 export const presetButtons = (use) =>
-  PLAIN.map(([name, points]) => h("button", { type: "button", class: "button", onclick: () => use(points()) }, name));
+  PLAIN.map(([name, points]) => button(name, () => use(points())));
 
 /** The knobs of the tone curve, to be opened.
  *
@@ -66,11 +66,11 @@ export function toneKnobs({ use, preview, top, copy }) {
     h("summary", {}, "HLG tone curve"),
     h("p", { class: "note" }, "Straight around a pivot, logarithmic above and below it: the best token does not win every draw, and the tail keeps its order. The plot shows it as a dashed line. A chat request takes the knobs as they are."),
     h("div", { class: "row" }, Object.entries(TONES).map(([name, tone]) =>
-      h("button", { type: "button", class: "button", onclick: () => set({ ...tone, temperature: knobs.temperature }) }, name))),
+      button(name, () => set({ ...tone, temperature: knobs.temperature })))),
     fields.map((field) => field.element),
     h("div", { class: "row" },
-      h("button", { type: "button", class: "button", onclick: () => use(hlgPoints(knobs, top())) }, "Make it points"),
-      h("button", { type: "button", class: "button", onclick: () => copy("The fields of a chat request were", json()) }, "Copy for chats")));
+      button("Make it points", () => use(hlgPoints(knobs, top()))),
+      button("Copy for chats", () => copy("The fields of a chat request were", json()))));
   set(knobs);
   return box;
 }

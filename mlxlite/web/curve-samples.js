@@ -1,7 +1,7 @@
 // Samples side by side: the same prompt and seeds drawn by the curve and by the server's recipe.
 
 import { post } from "./api.js";
-import { announce, freshId, h } from "./dom.js";
+import { announce, button, freshId, h } from "./dom.js";
 import { typed } from "./lab.js";
 import { shown } from "./curve-maths.js";
 
@@ -23,8 +23,9 @@ export class Samples {
     this.limit = field("Tokens each", 48, 1, 256);
     this.seed = field("Seed", 1, 0, 4294967295);
     this.button = h("button", { type: "submit", class: "button primary" }, "Sample");
-    this.stop = h("button", { type: "button", class: "button", hidden: true, onclick: () => this.#running?.abort() }, "Stop");
-    this.next = h("button", { type: "button", class: "button", onclick: () => this.#again() }, "Another seed");
+    this.stop = button("Stop", () => this.#running?.abort());
+    this.stop.hidden = true;
+    this.next = button("Another seed", () => this.#again());
     form.append(h("div", { class: "row" }, this.button, this.stop, this.next));
     form.addEventListener("submit", (event) => {
       event.preventDefault();

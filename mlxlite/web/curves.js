@@ -1,7 +1,7 @@
 // The Curve Designer: what belongs together on its page (spec 20 section 7, /signal and /generate).
 
 import { post } from "./api.js";
-import { at, copy, count, debounced, h } from "./dom.js";
+import { at, button, copy, count, debounced } from "./dom.js";
 import { toast } from "./dialogs.js";
 import { keepPoints, keptPoints } from "./lab.js";
 import { BINS, pieces, problem, topOf } from "./curve-maths.js";
@@ -38,7 +38,7 @@ function changed(now) {
   check.textContent = wrong?.why ?? "It rises everywhere, so it can be drawn by.";
   check.classList.toggle("is-wrong", wrong !== null);
   samples.isReady = wrong === null;
-  for (const button of at("copies").children) button.disabled = wrong !== null;
+  for (const each of at("copies").children) each.disabled = wrong !== null;
   at("json").textContent = `{"curve": {"space": "logprob", "monotonic": true, "points": [\n${points.map((one) => `  ${JSON.stringify(one)}`).join(",\n")}\n]}}`;
   shares.show(bins, wrong ? null : pieces(points));
   table.show(points);
@@ -82,8 +82,8 @@ at("presets").after(toneKnobs({
   copy: copyJson,
 }));
 at("copies").append(
-  h("button", { type: "button", class: "button", onclick: () => copyJson("The curve was", { curve: asRequest() }) }, "Copy the curve"),
-  h("button", { type: "button", class: "button", onclick: () => copyJson("The request was", { prompt: prompt.value, n: 3, max_tokens: 80, curve: asRequest() }) }, "Copy a request"));
+  button("Copy the curve", () => copyJson("The curve was", { curve: asRequest() })),
+  button("Copy a request", () => copyJson("The request was", { prompt: prompt.value, n: 3, max_tokens: 80, curve: asRequest() })));
 at("add").addEventListener("click", () => editor.add());
 prompt.value = PROMPT;
 prompt.addEventListener("input", debounced(WAIT_MS, look));
