@@ -78,7 +78,9 @@ class Graph {
       return [node, { left, top, right: left + width, bottom: top + height, x: left + width / 2, y: top + height / 2 }];
     }));
     for (const { from, to, line, tip } of this.#edges) {
-      const { d, end, way } = WIDE.matches ? across(boxes.get(from), boxes.get(to)) : down(boxes.get(from), boxes.get(to));
+      const isFar = Math.abs(from.row - to.row) > 1 && Math.abs(from.column - to.column) > 1;
+      const arrow = !WIDE.matches ? down : isFar ? around : across;
+      const { d, end, way } = arrow(boxes.get(from), boxes.get(to));
       line.setAttribute("d", d);
       tip.setAttribute("d", "M0 0L-8 -4.5L-8 4.5Z");
       tip.setAttribute("transform", `translate(${end[0]} ${end[1]}) rotate(${way})`);
@@ -93,14 +95,6 @@ function across(from, to) {
   const isUpright = Math.abs(from.x - to.x) < 4;
   const isBelow = to.y > from.y;
   const [start, end] = isBelow ? [from.bottom, to.top] : [from.top, to.bottom];
-  if (Math.abs(from.y - to.y) > 110 && Math.abs(from.x - to.x) > 300) { // far: below and left of all
-    const [low, aside, round] = [from.bottom + 15, to.left - 14, 10];
-    return {
-      d: `M${from.x} ${from.bottom}V${low - round}Q${from.x} ${low} ${from.x - round} ${low}H${aside + round}` +
-        `Q${aside} ${low} ${aside} ${low - round}V${to.y + round}Q${aside} ${to.y} ${aside + round} ${to.y}H${to.left}`,
-      end: [to.left, to.y], way: 0,
-    };
-  }
   if (isLevel) {
     const isRight = to.x > from.x;
     const [a, b] = isRight ? [from.right, to.left] : [from.left, to.right];
@@ -114,6 +108,16 @@ function across(from, to) {
   const [a, b] = [from.x + aside, to.x - aside];
   const bend = (end - start) / 2;
   return { d: `M${a} ${start}C${a} ${start + bend} ${b} ${end - bend} ${b} ${end}`, end: [b, end], way: isBelow ? 90 : -90 };
+}
+
+/** The same between corners of the drawing: below and left of all boxes. */
+function around(from, to) {
+  const [low, aside, round] = [from.bottom + 15, to.left - 14, 10];
+  return {
+    d: `M${from.x} ${from.bottom}V${low - round}Q${from.x} ${low} ${from.x - round} ${low}H${aside + round}` +
+      `Q${aside} ${low} ${aside} ${low - round}V${to.y + round}Q${aside} ${to.y} ${aside + round} ${to.y}H${to.left}`,
+    end: [to.left, to.y], way: 0,
+  };
 }
 
 /** The same for one column: to the next box straight down, to others along the left edge. */
