@@ -146,6 +146,15 @@ export function shares(bins, curve = null) {
   return masses.map((mass) => mass / whole);
 }
 
+/** The share of the draws that the tokens of bin 0 take by `curve`, if all of them were as likely as
+ * the plot's left edge: they take less than that, and how much less is not known. */
+export function tailAtMost(bins, curve) {
+  const logits = bins.map((count, bin) => (count > 0 ? Math.log(count) + at(curve, centre(bin)) : -Infinity));
+  const most = Math.max(...logits);
+  const masses = logits.map((logit) => Math.exp(logit - most));
+  return masses[0] / masses.reduce((sum, mass) => sum + mass, 0);
+}
+
 /** The likeliest token's log-probability, as far as the bins tell; 0 without any. */
 export function topOf(bins) {
   const bin = bins.findLastIndex((count) => count > 0);

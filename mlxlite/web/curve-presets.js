@@ -16,9 +16,9 @@ const PLAIN = [
 // Knobs of the tone curve, spec 20 section 6: in nats; the first set is the server's own.
 const TONES = {
   standard: { width: 4, shoulder: 4, toe: 6, pivot_offset: 6 },
-  soft: { width: 2, shoulder: 1.5, toe: 3, pivot_offset: 4 },
-  strong: { width: 0.5, shoulder: 0.5, toe: 1, pivot_offset: 3 },
-  "shoulder only": { width: 1, shoulder: 1, toe: 0, pivot_offset: 4 },
+  "softer top": { width: 2, shoulder: 1, toe: 0, pivot_offset: 4 },
+  "level top": { width: 1, shoulder: 0.5, toe: 0, pivot_offset: 4 },
+  "lifted tail": { width: 4, shoulder: 4, toe: 3, pivot_offset: 6 },
 };
 const KNOBS = [
   ["width", "Straight part", 12],

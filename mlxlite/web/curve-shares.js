@@ -3,7 +3,7 @@
 
 import { count, h } from "./dom.js";
 import { svg, whenWide } from "./lab.js";
-import { BINS, percent, shares, shown, U_MIN } from "./curve-maths.js";
+import { BINS, percent, shares, shown, tailAtMost, U_MIN } from "./curve-maths.js";
 
 const EDGE = { left: 66, right: 24, top: 8, bottom: 8 }; // the sides are those of the plot above
 const HEIGHT = 120;
@@ -59,7 +59,8 @@ export class Shares {
     const likely = (values) => Math.round(100 * values.reduce((sum, share, bin) => sum + (bin >= BINS / 2 ? share : 0), 0));
     this.note.textContent = `Tokens over ${low(BINS / 2)} % are drawn ${likely(before)} times in 100 by the model` +
       (this.#curve ? ` and ${likely(after)} times by the curve.` : ".") +
-      ` The ${count(this.#bins[0])} tokens below ${low(1)} % are left out here.`;
+      ` The ${count(this.#bins[0])} tokens below ${low(1)} % are left out here` +
+      (this.#curve ? `; by the curve they take ${shown(100 * tailAtMost(this.#bins, this.#curve))} % at most.` : ".");
     this.#tabulate(before, after);
   }
 

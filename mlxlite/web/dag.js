@@ -15,13 +15,15 @@ class Graph {
   constructor(list) {
     for (const term of list.querySelectorAll("dt")) {
       const { at, to, note, other } = term.dataset;
+      const { id } = term;
+      term.removeAttribute("id"); // from here on an address leads to the box
       const button = h("button", {
-        type: "button", class: `dag-node${other === undefined ? "" : " is-other"}`, "aria-pressed": "false",
-        onclick: () => this.choose(term.id),
+        type: "button", id, class: `dag-node${other === undefined ? "" : " is-other"}`, "aria-pressed": "false",
+        onclick: () => this.choose(id),
       }, h("strong", {}, term.textContent), h("span", {}, note));
       const [column, row] = at.split(" ").map(Number);
       const cell = h("li", {}, button);
-      this.#nodes.push({ id: term.id, to: to.split(" "), column, row, cell, button, text: term.nextElementSibling });
+      this.#nodes.push({ id, to: to.split(" "), column, row, cell, button, text: term.nextElementSibling });
     }
     this.canvas = svg("svg", { "aria-hidden": "true" });
     // Their order on the page is the order of reading, whatever place they have.

@@ -336,6 +336,7 @@ def test_presets_and_the_tone_curve(page: Page, stage: LiveApp, shoot: Shoot) ->
         " s.dispatchEvent(new Event('input')); }"
     )
     assert attribute(page, ".ghost", "d") != dashed
+    assert "at most" in page.text("#shares-note")
     shoot("curves-tone")
     page.click(".tones > .row:last-child button")
     assert points(page) != diagonal and "rises" in page.text(CHECK)
@@ -415,6 +416,7 @@ def test_boxes_say_what_happens_there(page: Page, stage: LiveApp, shoot: Shoot) 
     page.goto(stage.url + "/dag#prefix")
     page.wait("document.querySelectorAll('.dag-panel h3').length === 2")
     assert page.texts(".dag-panel h3") == ["Text", "Prompt cache"], "the address chooses"
+    assert page.run("document.querySelectorAll('details[open]').length") == 0
     for index, title in enumerate(page.texts(".dag-node strong")):
         page.call("(n) => document.querySelectorAll('.dag-node')[n].click()", index)
         assert title in page.texts(".dag-panel h3")
