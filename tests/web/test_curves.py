@@ -424,6 +424,13 @@ def test_boxes_say_what_happens_there(page: Page, stage: LiveApp, shoot: Shoot) 
     assert page.run("document.querySelectorAll('.dag-edge.is-near').length") >= 4
     edges = page.run("[...document.querySelectorAll('.dag-edge')].map((e) => e.getAttribute('d'))")
     assert all(edges) and "NaN" not in "".join(edges)
+    # A long text beside them must not move the arrows away from their boxes.
+    page.run("document.querySelector('.dag-node#draw').click()")
+    heights = page.run(
+        "[...document.querySelectorAll('.dag-drawing')]"
+        ".map((one) => [one.offsetHeight, one.querySelector('ol').offsetHeight])"
+    )
+    assert all(drawing == boxes for drawing, boxes in heights), heights
     shoot("dag")
 
 
