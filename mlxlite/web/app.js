@@ -149,9 +149,8 @@ function watchLink() {
     banner.hidden = true;
     api.forgetModel(); // it may have begun again with another one
     sidebar.refresh();
-    if (shown?.chat?.problem) {
-      shown.chat.sync();
-    } else if (document.querySelector(".page .trouble:not([hidden]), .chat .notice:not([hidden])") && !live.size) {
+    if (shown?.chat?.problem) shown.chat.sync();
+    else if (document.querySelector(".page .trouble:not([hidden]), .chat .notice:not([hidden])") && !live.size) {
       shownHash = null;
       route();
     }

@@ -143,6 +143,7 @@ class ChatView {
   }
 
   #notify(text, act = null) {
+    if (text && !this.notice.hidden && this.notice.textContent.includes(text)) return; // read out once
     this.notice.hidden = !text;
     this.notice.replaceChildren(icon("warn"), h("p", {}, text ?? ""),
       ...(act ? [button(act.label, act.do)] : []));

@@ -15,6 +15,8 @@ import { branch } from "./tree.js";
  * could not be saved; one that never could is "unsaved". */
 export const live = new Map();
 
+const AGAIN_MS = 5000; // after a save that failed
+
 let made = 0;
 
 export class Conversation {
@@ -28,6 +30,7 @@ export class Conversation {
   onsaved = () => {}; // after each try to save
 
   #chain = Promise.resolve();
+  #again = 0;
   #movedLeaf = false;
   #changed = {}; // title and settings that the server has not seen
 
@@ -87,8 +90,9 @@ export class Conversation {
     return this.id === null ? Promise.resolve() : this.sync(); // a chat begins with its first message
   }
 
-  /** Saves what the server has not seen yet. Never raises; see `problem`. */
+  /** Saves what the server has not seen yet, later again if that fails. Never raises; see `problem`. */
   sync() {
+    clearTimeout(this.#again);
     this.#chain = this.#chain.then(async () => {
       try {
         await this.#push();
@@ -97,6 +101,7 @@ export class Conversation {
       } catch (error) {
         if (error.status === 404) this.#forget();
         this.problem = error;
+        this.#again = setTimeout(() => this.sync(), AGAIN_MS);
       }
       this.onsaved();
     });

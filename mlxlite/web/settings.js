@@ -91,5 +91,5 @@ export function complain(field, wrong) {
   const control = field.querySelector("input, textarea, select");
   field.querySelector(".wrong")?.remove();
   control.toggleAttribute("aria-invalid", wrong !== null);
-  if (wrong !== null) field.append(h("p", { class: "wrong", role: "alert" }, wrong));
+  if (wrong !== null) control.before(h("p", { class: "wrong", role: "alert" }, wrong));
 }

@@ -311,7 +311,7 @@ def test_what_cannot_be_saved(page: Page, stage: Stage, shoot: Shoot) -> None:
     assert "Paris" in wait_answer(page, 1)
     assert stage.sessions() == []
     page.send("Network.setBlockedURLs", urls=[])
-    page.wait("document.querySelector('.notice').hidden")  # once the server is reached again
+    page.wait("document.querySelector('.notice').hidden")  # it tries again by itself
     messages = stage.session(wait_saved(page))["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"]
     assert messages[1]["content"] == "Paris is the capital of France."

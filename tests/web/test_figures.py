@@ -90,7 +90,8 @@ def test_long_chat(page: Page, stage: Stage) -> None:
     page.wait("document.querySelector('.message')")
     shown_ms = page.run("performance.now()")
     page.wait(f"document.querySelectorAll('.message').length === {MESSAGES}", 60)
-    scrolled = page.call(SCROLL)
+    # The best of three: what else the machine does can stop a page for a while.
+    scrolled = min((page.call(SCROLL) for _ in range(3)), key=lambda one: sum(one["long"]))
     typed = page.call(TYPING)
     frames = sorted(scrolled["frames"])
     print(
@@ -101,5 +102,5 @@ def test_long_chat(page: Page, stage: Stage) -> None:
     )
     assert scrolled["top"]
     assert statistics.median(frames) < 34  # thirty frames a second without a graphics card
-    assert sum(scrolled["long"]) < 1500
+    assert sum(scrolled["long"]) < 500
     assert statistics.median(typed) < 34
