@@ -458,7 +458,7 @@ def fake_hub(monkeypatch: Any, cache: Path, files: list[str], error: Exception |
     answer = types.SimpleNamespace(siblings=siblings)
     api = types.SimpleNamespace(model_info=lambda repository, files_metadata: answer)
     hub = types.ModuleType("huggingface_hub")
-    hub.HfApi = lambda: api  # type: ignore[attr-defined]
+    hub.HfApi = lambda token=None: api  # type: ignore[attr-defined]
     hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
     hub.utils = types.SimpleNamespace(  # type: ignore[attr-defined]
         disable_progress_bars=lambda: calls.append("quiet")
