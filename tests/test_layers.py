@@ -302,7 +302,7 @@ LATE: dict[str, set[str]] = {
 MOST_LINES_A_FILE = 500
 # What grows with the models that there are is counted apart: tool families and cache layouts; and
 # so is what measures. The rest has outgrown the 16,000 lines that the project's notes began with.
-MOST_LINES = 24_000
+MOST_LINES = 26_000
 APART = ("text/tools/", "models/kv_", "bench/")
 
 

@@ -33,6 +33,7 @@ WEIGHTS = "*.safetensors"
 SOURCE = "source.gguf"  # what a GGUF file is called until it is imported
 
 FILES_AT_ONCE = 4
+PIECE_BYTES = 256 << 10
 # What the hub serves by plain HTTP; larger ones come by its own protocol, and do not resume.
 MOST_HTTP_BYTES = 50_000_000_000
 FOUND_AT_MOST = 30
@@ -237,12 +238,15 @@ def _size(path: Path) -> int | None:
 
 def _bring(hub: Any, url: str, target: Path, file: _File, token: str | None) -> None:
     """Bring one file to `target`, whole and verified, through `<target>.incomplete`."""
+    from huggingface_hub import constants
     from huggingface_hub.file_download import http_get
 
+    # It writes nothing before a piece is whole, and 10 MB, its own size, would be lost with a kill.
+    constants.DOWNLOAD_CHUNK_SIZE = PIECE_BYTES
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(target.name + ".incomplete")
     while not target.exists():
-        with open(incomplete, "ab") as out:
+        with open(incomplete, "ab", buffering=0) as out:
             fcntl.flock(out, fcntl.LOCK_EX)  # another mlxlite may be bringing it
             if not _is_at(incomplete, out.fileno()):
                 continue  # it has just finished
@@ -252,7 +256,6 @@ def _bring(hub: Any, url: str, target: Path, file: _File, token: str | None) -> 
                 done_bytes = 0
             headers = hub.utils.build_hf_headers(token=token)
             http_get(url, out, resume_size=done_bytes, headers=headers, expected_size=file.n_bytes)
-            out.flush()
             os.fsync(out.fileno())
             found = file_sha256(incomplete)
             if found != file.sha256:
