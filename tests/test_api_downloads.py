@@ -14,6 +14,7 @@ import pytest
 from mlxlite.downloads import read_target
 from mlxlite.errors import BadRequest
 from mlxlite.models.hub import PIECE_BYTES
+from tests.gguf_writer import tiny_gguf
 from tests.hub_stub import HubStub, model_files
 from tests.live import LiveApp, Reply
 
@@ -135,6 +136,34 @@ def test_damaged_gated_unknown_and_offline(
     assert row["state"] == "failed" and "offline" in row["error"].lower()
     searched = server.ask("POST", "/api/hub/search", {"query": "tiny"})
     assert (searched.status, searched.error["code"]) == (502, "hub_fault")
+
+
+def test_one_gguf_file_of_a_repository(server: LiveApp, hub: HubStub, tmp_path: Path) -> None:
+    """Fetched, gone on with after a stop, imported under its own name."""
+    content = tiny_gguf(tmp_path / "x.gguf", "llama", "F32")[0].read_bytes()
+    assert len(content) > HELD
+    hub.repositories["org/files"] = {"Tiny.Q8_0.gguf": content, "README.md": b"# files\n"}
+    (found,) = server.ask("POST", "/api/hub/search", {"query": "files"}).json()["models"]
+    assert found["gguf"] == ["Tiny.Q8_0.gguf"] and not found["safetensors"]
+    hub.hold_after = HELD
+    start(server, "org/files", file="Tiny.Q8_0.gguf")
+    assert hub.is_held.wait(WAIT_S)
+    row = wait_row(server, lambda row: row["received_bytes"] >= PIECE_BYTES)
+    assert (row["file"], row["total_bytes"]) == ("Tiny.Q8_0.gguf", len(content))
+    server.ask("DELETE", f"/downloads/{row['id']}")
+    hub.ranges.clear()
+    hub.go_on.set()
+    start(server, "org/files", file="Tiny.Q8_0.gguf")
+    row = wait_row(server, is_over)
+    assert (row["state"], row["model"], row["error"]) == ("done", "tiny.q8_0", None)
+    assert [wanted for _, wanted in hub.ranges if wanted] == [f"bytes={PIECE_BYTES}-"]
+    assert "tiny.q8_0" in names(server)
+    home = tmp_path / "home" / "models"
+    assert [path.name for path in home.iterdir()] == ["tiny.q8_0"], "nothing else is left"
+    start(server, "org/files", file="none.gguf")
+    assert "has no file 'none.gguf'" in wait_row(server, is_over)["error"]
+    start(server, "org/files")
+    assert "has no .safetensors file" in wait_row(server, is_over)["error"]
 
 
 def test_search_and_token(

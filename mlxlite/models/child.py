@@ -41,6 +41,7 @@ class Told(Progress):
         self._total_bytes = self._total_files = 0
         self._look: Callable[[], Arrived] | None = None
         self._arrived = Arrived(0)
+        self._is_over = False
         threading.Thread(target=self._tell_on, daemon=True).start()
 
     def watch(self, total_bytes: int, total_files: int, look: Callable[[], Arrived]) -> None:
@@ -58,12 +59,16 @@ class Told(Progress):
         with self._lock:
             self._arrived = Arrived(self._arrived.n_bytes + n_bytes)
 
-    def send(self, line: dict[str, Any]) -> None:
+    def end(self, line: dict[str, Any]) -> None:
+        """The last line."""
         with self._lock:
+            self._is_over = True
             self._write(line)
 
     def tell(self) -> None:
         with self._lock:
+            if self._is_over:
+                return
             if self._look is not None:
                 self._arrived = self._look()
             arrived = self._arrived
@@ -113,10 +118,10 @@ def main() -> int:
     try:
         done = work(asked, told)
     except MlxliteError as error:
-        told.send({"error": error.message.replace("\n", " ")})
+        told.end({"error": error.message.replace("\n", " ")})
         return 1
     told.tell()  # the last figures
-    told.send({"done": done})
+    told.end({"done": done})
     return 0
 
 
