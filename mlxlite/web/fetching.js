@@ -238,7 +238,7 @@ class Progress {
     this.resume = h("button", { type: "button", class: "button", "aria-label": `Resume ${name}`, onclick: () => fetching.resume(this.row) }, "Resume");
     this.dismiss = h("button", { type: "button", class: "button", "aria-label": `Take ${name} off the list`, onclick: () => fetching.drop(this.row) }, "Dismiss");
     this.element = h("li", { class: "models-row" },
-      h("div", { class: "models-what" }, h("h4", { class: "models-name" }, name), this.state, this.bar, this.why),
+      h("div", { class: "models-what" }, h("h3", { class: "models-name" }, name), this.state, this.bar, this.why),
       h("div", { class: "models-actions" }, this.resume, this.stop, this.dismiss));
   }
 
