@@ -452,7 +452,8 @@ def fake_hub(monkeypatch: Any, cache: Path, files: list[str], error: Exception |
         calls.append((repository, options))
         if error is not None:
             raise error
-        return str(make_hub_model(cache, repository))
+        made = cache / ("models--" + repository.replace("/", "--")) / "snapshots" / "abc123"
+        return str(made if made.exists() else make_hub_model(cache, repository))
 
     siblings = [types.SimpleNamespace(rfilename=name, size=10) for name in files]
     answer = types.SimpleNamespace(siblings=siblings)
@@ -471,9 +472,11 @@ def test_repository_by_the_hub_client(home: Path, tmp_path: Path, monkeypatch: A
     calls = fake_hub(monkeypatch, tmp_path / "hub", ["model.safetensors", "x.py"], None)
     model = get("org/name", home)
     assert (model.name, model.source) == ("org/name", "hub:org/name")
-    assert calls[0] == "quiet" and calls[1][1]["cache_dir"] == str(tmp_path / "hub")
-    assert "*.py" not in calls[1][1]["allow_patterns"]
-    assert get("org/name", home) == model and len(calls) == 2
+    quiet, rest, whole = calls
+    assert quiet == "quiet" and rest[1]["cache_dir"] == str(tmp_path / "hub")
+    assert "*.safetensors" not in rest[1]["allow_patterns"], "the weights come last"
+    assert "*.safetensors" in whole[1]["allow_patterns"] and "*.py" not in str(whole)
+    assert get("org/name", home) == model and len(calls) == 3
 
 
 def test_hub_errors_are_one_line(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
