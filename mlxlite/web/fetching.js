@@ -25,8 +25,8 @@ export class Fetching {
     this.file = h("input", { id: fileId, type: "file", accept: ".gguf", onchange: () => this.#import(this.file.files[0]) });
     this.list = h("ul", { class: "models-list" });
     this.downloads = new Rows(this.list, (row) => row.id, (row) => new Progress(row, this));
-    this.none = h("p", { class: "muted" }, "Nothing is on its way.");
-    this.element = h("div", { class: "models" },
+    this.onTheWay = h("section", { class: "models-section", hidden: true }, h("h2", {}, "On the way"), this.list);
+    this.element = h("div", { class: "models" }, this.onTheWay,
       h("section", { class: "models-section" }, h("h2", {}, "Get a model"), this.trouble,
         h("h3", {}, "Catalogue"), catalogue,
         h("h3", {}, "Hub"),
@@ -35,8 +35,7 @@ export class Fetching {
             h("div", { class: "models-ask" }, this.query, this.searchButton))),
         this.searched, found,
         h("h3", {}, "GGUF file"),
-        h("div", { class: "field" }, h("label", { htmlFor: fileId }, "Import a .gguf file from this computer"), this.file)),
-      h("section", { class: "models-section" }, h("h2", {}, "On the way"), this.list, this.none));
+        h("div", { class: "field" }, h("label", { htmlFor: fileId }, "Import a .gguf file from this computer"), this.file)));
   }
 
   end() {
@@ -54,7 +53,7 @@ export class Fetching {
   showDownloads({ downloads, uploads }) {
     const sent = uploads.filter((row) => row.offset < row.size).map((row) => ({ ...row, mine: this.#uploads.get(row.id) ?? null, isUpload: true }));
     this.downloads.show([...sent, ...downloads]);
-    this.none.hidden = sent.length + downloads.length > 0;
+    this.onTheWay.hidden = sent.length + downloads.length === 0;
     const running = new Set(downloads.filter((row) => row.state === "running").map((row) => row.id));
     for (const row of downloads) {
       if (!this.#running.has(row.id) || running.has(row.id)) continue;
@@ -264,8 +263,12 @@ class Progress {
     }
     setText(this.why, row.error ?? "");
     this.why.hidden = !row.error;
+    const focused = document.activeElement;
     this.stop.hidden = !runs;
     this.resume.hidden = runs || row.state === "done" || (row.kind === "import" && !row.isUpload);
     this.dismiss.hidden = runs;
+    // Whoever pressed a button that is gone now is left at the one in its place.
+    const buttons = [this.stop, this.resume, this.dismiss];
+    if (focused?.hidden && buttons.includes(focused)) buttons.find((button) => !button.hidden)?.focus();
   }
 }
