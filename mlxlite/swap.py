@@ -91,6 +91,7 @@ class Swaps:
         self._leaving: Service | None = None  # whose answers are being waited for
         self.newest: Swap | None = None
         self._task: asyncio.Task[None] | None = None
+        self._readying: asyncio.Task[None] | None = None  # what a model wants before it is asked
         self._is_choosing = False
         self._is_closed = False
 
@@ -156,6 +157,7 @@ class Swaps:
     def begin_close(self) -> None:
         """No more changes; who waits for a model is told so."""
         self._is_closed = True
+        self._stop_readying()
         self._serving.now.opened(EngineDown("the server is stopping"))
 
     async def close(self) -> None:
@@ -171,12 +173,18 @@ class Swaps:
         for engine in self._alive:  # started in that moment
             await asyncio.to_thread(engine.stop)
 
+    def _stop_readying(self) -> None:
+        if self._readying is not None:
+            self._readying.cancel()
+
     # ----------------------------------------------------------------------------- the two ways
 
     async def _run(self, swap: Swap, change: Awaitable[None], folder: Path) -> None:
         try:
             await change
             swap.state = "done"
+            self._stop_readying()
+            self._readying = asyncio.create_task(self._serving.now.open_grammars())
         except asyncio.CancelledError:
             swap.state, swap.error = "failed", "the server is stopping"
             raise
