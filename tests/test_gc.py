@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxlite import cli
 from mlxlite.models import gc
 
 OLD_S = time.time() - 30 * 86_400
@@ -144,3 +145,19 @@ def test_what_cannot_be_deleted(cache: Cache, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(gc.shutil, "rmtree", refuse)
     assert gc.execute(cache.root, []) == []
     assert {"old", "b0", "dead"} <= cache.names()
+
+
+def test_the_verb(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache.root))
+    before = cache.names()
+    assert cli.main(["gc"]) == 0 and cache.names() == before
+    shown = capsys.readouterr().out
+    assert "org/a: 1 superseded snapshots, 3 dead blobs" in shown
+    assert "0.0 MB could be freed: mlxlite gc --yes" in shown
+    assert cli.main(["gc", "--yes"]) == 0 and cache.names() < before
+    assert "freed 0.0 MB" in capsys.readouterr().out
+    assert cli.main(["gc"]) == 0
+    assert capsys.readouterr().out == "nothing to delete\n"
+    assert cli.main(["gc", "--no"]) == 2
