@@ -46,7 +46,7 @@ from mlxlite.prepare import Preparation
 from mlxlite.service import Service
 from mlxlite.shelf import Shelf
 from mlxlite.store import ResponseStore
-from mlxlite.swap import Loader, StartedEngine, Swaps
+from mlxlite.swap import Loader, StartedEngine, Swaps, is_same
 from mlxlite.text.template import ChatTemplate
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.uploads import Uploads
@@ -166,7 +166,7 @@ def _add_parts(
         return fit.machine(facts.backend, facts.memory_bytes, settings.dtype)
 
     def is_first(other: LocalModel) -> bool:
-        return other.folder == model.folder
+        return is_same(other.folder, model.folder)
 
     def start(other: LocalModel) -> Worker:
         return launch.start_engine(settings, other)

@@ -40,6 +40,7 @@ class Shelf:
         self._model_files = model_files
         self._machine = machine
         self._models: dict[str, LocalModel] = {}
+        self._places: dict[str, Path] = {}  # their folders, with all links followed
         self._rows: list[dict[str, JSON]] = []
         self._looked_at: float | None = None
         self._looking: asyncio.Future[None] | None = None
@@ -57,7 +58,10 @@ class Shelf:
 
     def name_of(self, folder: Path | None) -> str | None:
         """What the model in a folder is called here, as of the last look."""
-        found = (name for name, model in self._models.items() if model.folder == folder)
+        if folder is None:
+            return None
+        real = folder.resolve()  # it may have come by a link, or from where we were started
+        found = (name for name, place in self._places.items() if place == real)
         return next(found, None)
 
     async def find(self, name: str) -> LocalModel:
@@ -85,7 +89,7 @@ class Shelf:
         changes = self._changes
         try:
             # Not in the service's pool: slow disks must not keep prompts waiting.
-            self._models, self._rows = await asyncio.to_thread(
+            self._models, self._places, self._rows = await asyncio.to_thread(
                 _found, self._settings, dict(self.served), self._machine(), self._model_files
             )
             if changes == self._changes:
@@ -99,14 +103,15 @@ def _found(
     served: dict[str, LocalModel],
     machine: fit.Machine,
     model_files: Mapping[str, str],
-) -> tuple[dict[str, LocalModel], list[dict[str, JSON]]]:
+) -> tuple[dict[str, LocalModel], dict[str, Path], list[dict[str, JSON]]]:
     models = {model.name: model for model in library.local_models(settings.home)}
-    folders = {model.folder.resolve() for model in models.values()}
+    places = {name: model.folder.resolve() for name, model in models.items()}
     for name, model in served.items():
-        if name not in models and model.folder.resolve() not in folders and model.folder.is_dir():
-            models[name] = replace(model, name=name)
+        place = model.folder.resolve()
+        if name not in models and place not in places.values() and place.is_dir():
+            models[name], places[name] = replace(model, name=name), place
     rows = [_row(models[name], machine, settings, model_files) for name in sorted(models)]
-    return models, rows
+    return models, places, rows
 
 
 def _row(

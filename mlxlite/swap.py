@@ -140,7 +140,7 @@ class Swaps:
         old = self._serving.now
         if old.engine.state is EngineState.LOADING:
             raise EngineDown("the model is still loading")
-        if model.folder == self._engine.folder and old.is_ready:
+        if is_same(model.folder, self._engine.folder) and old.is_ready:
             return
         self._is_choosing = True
         try:
@@ -316,6 +316,11 @@ def _way(model: LocalModel, old: Service) -> str:
     context = min(fit.TYPICAL_CONTEXT, found.max_context)
     fits = held_bytes + found.total_bytes(context) <= found.usable_bytes
     return "beside" if fits or not old.is_ready else "in turn"
+
+
+def is_same(folder: Path, other: Path) -> bool:
+    """Whether two paths lead to the same folder."""
+    return folder.resolve() == other.resolve()
 
 
 def _one_line(error: Exception) -> str:

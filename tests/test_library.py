@@ -471,10 +471,9 @@ def test_repository_by_the_hub_client(home: Path, tmp_path: Path, monkeypatch: A
     calls = fake_hub(monkeypatch, tmp_path / "hub", ["model.safetensors", "x.py"], None)
     model = get("org/name", home)
     assert (model.name, model.source) == ("org/name", "hub:org/name")
-    quiet, rest, whole = calls
-    assert quiet == "quiet" and rest[1]["cache_dir"] == str(tmp_path / "hub")
-    assert "*.safetensors" in str(whole) and "*.safetensors" not in str(rest)  # weights come last
-    assert "*.py" not in str(whole)
+    assert (calls[0], calls[1][1]["cache_dir"]) == ("quiet", str(tmp_path / "hub"))
+    assert "*.safetensors" not in str(calls[1]), "the weights come last"
+    assert "*.safetensors" in str(calls[2]) and "*.py" not in str(calls[2])
     assert get("org/name", home) == model and len(calls) == 3
 
 

@@ -283,6 +283,22 @@ def test_a_model_from_outside_can_be_returned_to(
         assert str(tiny_folder) not in json.dumps(listed)
 
 
+def test_a_model_that_came_by_a_link(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(home / "hub"))
+    link = tmp_path / "link"
+    link.symlink_to(home / "models" / "one")
+    with LiveApp(link, home=str(home), served_name="mine") as server:
+        listed = server.ask("GET", "/library").json()["models"]
+        assert [row["repo_id"] for row in listed if row["serving"]] == ["one"]
+        assert [row["id"] for row in server.ask("GET", "/v1/models").json()["data"]] == [
+            "mine", "cut", "odd", "two"
+        ]  # fmt: skip
+        swap_to(server, "one")
+        assert serve_row(server) == {"model": "mine", "ready": True, "swap": None}
+
+
 def test_the_way_is_chosen_by_arithmetic(home: Path) -> None:
     """Beside where both fit, with what the old one holds; else in turn; or never."""
     model = library.describe(home / "models" / "two", "two")
