@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from mlxlite.errors import BadRequest
 from mlxlite.models.hub import PIECE_BYTES
 from tests.gguf_writer import tiny_gguf
 from tests.hub_stub import HubStub, model_files
-from tests.live import LiveApp, Reply
+from tests.live import Child, LiveApp, Reply, ask
 
 pytestmark = pytest.mark.slow
 
@@ -217,24 +218,58 @@ def test_search_and_token(
         assert (refused.status, refused.error["param"]) == (400, "query")
 
 
+def children_of(pid: int) -> list[int]:
+    """Processes of downloads that this process started and that still run."""
+    found = []
+    for other in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path("/proc", other, "cmdline").read_bytes()
+            parent = Path("/proc", other, "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue  # gone meanwhile
+        if b"mlxlite.models.child" in command and int(parent) == pid:
+            found.append(int(other))
+    return found
+
+
+def runs(pid: int) -> bool:
+    try:
+        state = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+
+
+@needs_proc
 def test_a_server_that_stops_ends_its_downloads(
     tiny_folder: Path, tmp_path: Path, hub: HubStub
 ) -> None:
-    hub.hold_after = 10_000
+    hub.hold_after = HELD
     with LiveApp(tiny_folder, home=str(tmp_path / "home")) as server:
         start(server)
         assert hub.is_held.wait(WAIT_S)
-        process = server.loop  # the loop ends with the server: nothing may be left running on it
-    assert process.is_closed()
-    mark = b"mlxlite.models.child"
-    ours = str(os.getpid())
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            command = Path("/proc", pid, "cmdline").read_bytes()
-            parent = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            continue
-        assert mark not in command or parent != ours
+        assert len(children_of(os.getpid())) == 1
+    assert children_of(os.getpid()) == []
+
+
+@needs_proc
+def test_a_killed_server_takes_its_downloads_along(
+    tiny_folder: Path, tmp_path: Path, hub: HubStub
+) -> None:
+    hub.hold_after = HELD
+    with Child(tmp_path / "home", "serve", str(tiny_folder), "--port", "0") as server:
+        server.wait_ready()
+        ask(server.address, "POST", "/downloads", {"model": NAME})
+        assert hub.is_held.wait(WAIT_S)
+        (pid,) = children_of(server.process.pid)
+        server.signal(signal.SIGKILL)
+        deadline_s = time.monotonic() + WAIT_S
+        while runs(pid):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)  # no event tells that another's child has ended
 
 
 @pytest.mark.parametrize(
