@@ -127,7 +127,7 @@ def test_damaged_gated_unknown_and_offline(
     start(server)
     row = wait_row(server, is_over)
     assert row["state"] == "failed" and "arrived damaged" in row["error"]
-    assert row["error"].startswith("model.safetensors: "), "no path of this machine"
+    assert "/" not in row["error"], "no path of this machine"
     assert NAME not in names(server)
     start(server, "org/nobody")
     row = wait_row(server, is_over)
