@@ -182,8 +182,8 @@ function fitness({ supported, assessment }) {
   return ["too large for this machine", "bad", why];
 }
 
-/** The style sheet of this view; it leaves with it. */
-const sheet = () => h("link", { rel: "stylesheet", href: "/assets/models.css" });
+/** The style sheet of this view, from where this file came; it leaves with the view. */
+const sheet = () => h("link", { rel: "stylesheet", href: new URL("./models.css", import.meta.url).pathname });
 
 function section(title, ...children) {
   return h("section", { class: "models-section" }, h("h2", {}, title), ...children);
