@@ -8,7 +8,7 @@ answers.
 from __future__ import annotations
 
 import asyncio
-import functools
+import dataclasses
 import json
 import logging
 import os
@@ -18,12 +18,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxlite import __version__, embedding
+from mlxlite import __version__, embedding, launch
 from mlxlite.api import (
     anthropic,
     completions,
     curves,
+    downloads,
     embeddings,
+    library,
     local,
     markup,
     memory,
@@ -31,20 +33,28 @@ from mlxlite.api import (
     page,
     rerank,
     responses,
+    serving,
     sessions,
     text,
+    upkeep,
 )
 from mlxlite.config import Settings
-from mlxlite.errors import EngineDown, MlxliteError
+from mlxlite.downloads import Downloads
+from mlxlite.errors import MlxliteError
 from mlxlite.http.guard import Policy
-from mlxlite.http.routing import EventStream, Request, Response, Route, Router, Surface
+from mlxlite.http.routing import EventStream, Handler, Request, Response, Route, Router, Surface
 from mlxlite.http.server import Server
 from mlxlite.lease import leased
+from mlxlite.models import fit
+from mlxlite.models.library import LocalModel, describe
 from mlxlite.prepare import Preparation
 from mlxlite.service import Service
+from mlxlite.shelf import Shelf
 from mlxlite.store import ResponseStore
+from mlxlite.swap import Loader, StartedEngine, Swaps, is_same
 from mlxlite.text.template import ChatTemplate
 from mlxlite.text.tokenizer import Tokenizer
+from mlxlite.uploads import Uploads
 
 if TYPE_CHECKING:
     from mlxlite.engine.worker import Worker
@@ -92,6 +102,25 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
     ("PATCH", "/api/sessions/{id}/messages/{message}", sessions.edit),
     ("POST", "/api/render", markup.render),
     ("GET", "/api/requests", local.requests),
+    ("GET", "/library", library.show),
+    ("GET", "/downloads", downloads.show),
+    ("POST", "/downloads", downloads.start),
+    ("DELETE", "/downloads/{id}", downloads.cancel),
+    ("POST", "/api/imports", downloads.begin_import),
+    ("PUT", "/api/imports/{id}", downloads.add_to_import),
+    ("DELETE", "/api/imports/{id}", downloads.cancel_import),
+    ("GET", "/api/hub/local", library.show),
+    ("POST", "/api/hub/local", library.show),
+    ("POST", "/api/hub/search", downloads.search),
+    ("POST", "/api/hub/download", downloads.start),
+    ("POST", "/api/hub/serve", serving.serve),
+    ("GET", "/api/models/serve", serving.show),
+    ("POST", "/api/models/serve", serving.serve),
+    ("GET", "/api/gc/plan", upkeep.plan),
+    ("POST", "/api/gc/execute", upkeep.execute),
+    ("GET", "/api/settings/hf-token", upkeep.show_token),
+    ("POST", "/api/settings/hf-token", upkeep.keep_token),
+    ("DELETE", "/api/settings/hf-token", upkeep.forget_token),
 )
 # The web page: no API, so `/v1` does not list it, and open without the key (decision D13).
 PAGES: tuple[tuple[str, str, ServiceHandler], ...] = (
@@ -131,7 +160,7 @@ _LAST_WORDS_S = 2.0  # for the error events of answers that a stop cuts off
 OPEN_PATHS = ("/health", "/ready", *(path.replace("{name:path}", "*") for _, path, _ in PAGES))
 
 
-def open_model(settings: Settings, worker: Worker, name: str | None = None) -> Preparation:
+def open_model(settings: Settings, worker: StartedEngine, name: str | None = None) -> Preparation:
     """Read what belongs to text while the engine loads; wait for both. Raises ModelError.
 
     name: of the model; its folder's if there is none.
@@ -156,13 +185,18 @@ def _generation_defaults(path: Path) -> dict[str, Any]:
 
 
 def routes(service: Service) -> list[Route]:
+    """Each request goes to whoever serves when it comes, and holds a lease on that."""
+    serving = service.serving
+
+    def bound(handler: ServiceHandler) -> Handler:
+        def hold(request: Request) -> Awaitable[Response | EventStream]:
+            now = serving.now
+            return leased(now.leases, handler)(now, request)
+
+        return hold
+
     return [
-        Route(
-            method,
-            path,
-            functools.partial(leased(service.leases, _noted(handler, method, path)), service),
-            SURFACES.get(path),
-        )
+        Route(method, path, bound(_noted(handler, method, path)), SURFACES.get(path))
         for method, path, handler in (*ROUTES, *PAGES)
     ]
 
@@ -180,6 +214,43 @@ def _noted(handler: ServiceHandler, method: str, path: str) -> ServiceHandler:
             raise
 
     return noted
+
+
+def _add_parts(
+    service: Service, settings: Settings, model: LocalModel, worker: Worker
+) -> tuple[Swaps, Downloads]:
+    """What looks after models: those that are here, those that come, the one that is served."""
+    # Loaded by now: the worker that is given has it.
+    from mlxlite.engine.load import MODEL_FILES
+
+    def machine() -> fit.Machine:
+        now = service.serving.now
+        if not now.is_ready:
+            return fit.guessed_machine(settings.dtype)
+        facts = now.engine.facts
+        return fit.machine(facts.backend, facts.memory_bytes, settings.dtype)
+
+    def is_first(other: LocalModel) -> bool:
+        return is_same(other.folder, model.folder)
+
+    def start(other: LocalModel) -> Worker:
+        return launch.start_engine(settings, other)
+
+    def open_other(engine: StartedEngine, other: LocalModel) -> Preparation:
+        # A template that was given on the command line was meant for the model that was.
+        own = settings if is_first(other) else dataclasses.replace(settings, chat_template=None)
+        return open_model(own, engine, other.name)
+
+    def name(other: LocalModel) -> str:
+        return (is_first(other) and settings.served_name) or other.name
+
+    shelf = Shelf(settings, MODEL_FILES, machine)
+    shelf.served[model.name] = model
+    swaps = Swaps(service, model, worker, Loader(start, open_other, name))
+    downloads = Downloads(settings.home, shelf.changed)
+    for part in (shelf, swaps, downloads, Uploads(settings.home)):
+        service.add_part(part)
+    return swaps, downloads
 
 
 async def serve(
@@ -209,6 +280,8 @@ async def serve(
     service.endpoints = tuple(dict.fromkeys(path.replace(":path", "") for _, path, _ in ROUTES))
     service.http_stats = server.stats
     service.model_folder = worker.folder
+    model = describe(worker.folder, name)
+    swaps, downloads = _add_parts(service, settings, model, worker)
     if until is None:
         _stop_on_signals(stop)
     await server.start(sock)
@@ -236,14 +309,15 @@ async def serve(
         stopping.cancel()
         if readying is not None:
             readying.cancel()
-        service.opened(EngineDown("the server is stopping"))  # to who waits for the load
+        swaps.begin_close()  # tells who waits for the load
         closing = asyncio.create_task(server.stop(settings.shutdown_s + _LAST_WORDS_S))
         await asyncio.wait({closing}, timeout=settings.shutdown_s)
         # Rows that still run end now, with an error that their clients are told.
-        await asyncio.to_thread(worker.stop)
+        await swaps.close()
         await closing
         # It ends with the engine. If the stop came first, nobody wants to know how.
         await asyncio.gather(opening, return_exceptions=True)
+        await downloads.close()
         service.close()
         await asyncio.to_thread(store.close)
         await asyncio.to_thread(service.chats.close)

@@ -13,6 +13,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 
+from mlxlite.lease import Lease
 from mlxlite.store import Entry
 
 # Answers that are over and not in the store (failed, cancelled); the oldest is forgotten first.
@@ -30,6 +31,7 @@ class Job:
         frames: AsyncGenerator[bytes, None],
         render_cancelled: Callable[[], bytes],
         ended: Callable[[Job], None],
+        lease: Lease,
     ) -> None:
         self.entry = entry
         self._frames: list[bytes] = []
@@ -38,6 +40,8 @@ class Job:
         self._render_cancelled = render_cancelled
         self._ended = ended
         self._task = asyncio.create_task(self._run(frames))
+        # Even if it is cancelled before its first step.
+        self._task.add_done_callback(lambda _: lease.release())
 
     @property
     def runs(self) -> bool:
@@ -90,10 +94,11 @@ class Jobs:
         entry: Entry,
         frames: AsyncGenerator[bytes, None],
         render_cancelled: Callable[[], bytes],
+        lease: Lease,
     ) -> Job:
         """frames: of the whole stream, errors included. render_cancelled: the last one of a job
-        that is cancelled."""
-        job = Job(entry, frames, render_cancelled, self._ended)
+        that is cancelled. lease: on the service that answers; given back at the end."""
+        job = Job(entry, frames, render_cancelled, self._ended, lease)
         self._jobs[entry.id] = job
         return job
 

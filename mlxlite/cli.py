@@ -293,6 +293,20 @@ def _fit(arguments: argparse.Namespace, settings: Settings) -> int:
     return fit_command.run(name, context, arguments.json, settings)
 
 
+def _gc_parser() -> _Parser:
+    says = "Say what superseded files of the hub's cache take."
+    parser = _Parser(prog=f"{PROG} gc", allow_abbrev=False, description=says)
+    parser.add_argument("--yes", action="store_true", help="delete them")
+    _add_settings(parser, ("home", "log_level"))
+    return parser
+
+
+def _gc(arguments: argparse.Namespace, settings: Settings) -> int:
+    from mlxlite import gc_command
+
+    return gc_command.run(arguments.yes)
+
+
 def _bench_parser() -> _Parser:
     parser = _Parser(
         prog=f"{PROG} bench",
@@ -366,6 +380,7 @@ _VERBS: dict[str, tuple[Callable[[], _Parser], Callable[[argparse.Namespace, Set
     "get": (_get_parser, _get),
     "ls": (_ls_parser, _ls),
     "fit": (_fit_parser, _fit),
+    "gc": (_gc_parser, _gc),
     "bench": (_bench_parser, _bench),
 }
 

@@ -72,6 +72,12 @@ class MethodNotAllowed(MlxliteError):
         self.allow = allow
 
 
+class Conflict(MlxliteError):
+    """What is asked for is under way already, or does not fit what is there."""
+
+    status = 409
+
+
 class TooLarge(MlxliteError):
     """The body is over the limit."""
 
@@ -112,6 +118,20 @@ class Cancelled(MlxliteError):
 
     status = 499
     code = "cancelled"
+
+
+class HubFault(MlxliteError):
+    """The hub did not answer, or not with what was asked for."""
+
+    status = 502
+    code = "hub_fault"
+
+
+class DiskFull(MlxliteError):
+    """There is no room on the disk for what is sent; what is there is kept."""
+
+    status = 507
+    code = "disk_full"
 
 
 class BackendMissing(MlxliteError):

@@ -7,6 +7,7 @@ It exists before the model is loaded; requests that come early wait for it. Owne
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import logging
 import threading
@@ -63,8 +64,19 @@ def _compilers() -> ThreadPoolExecutor:
     return pool
 
 
+class Serving:
+    """Whose turn it is to answer: a service, or the one that came in its place."""
+
+    def __init__(self, service: Service) -> None:
+        self.now = service
+
+
 class Service:
-    """model_id: what clients see. `opened` is called once, with the preparation or an error."""
+    """model_id: what clients see. `opened` is called once, with the preparation or an error.
+
+    A request stays with the service that it came to. Another model gets a service of its own, made
+    by `successor`; `swap` says when it takes over, `leases` when this one is no longer needed.
+    """
 
     def __init__(
         self, settings: Settings, engine: Engine, model_id: str, responses: ResponseStore
@@ -81,6 +93,8 @@ class Service:
         self.metrics = Metrics()
         self.endpoints: tuple[str, ...] = ()  # paths, once there is a router
         self.model_folder: Path | None = None
+        self.serving = Serving(self)
+        self._parts: dict[type, object] = {}
         self.http_stats: Callable[[], dict[str, int]] = dict  # the server's, once there is one
         self.pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="mlxlite-prepare")
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="mlxlite-render")
@@ -90,6 +104,29 @@ class Service:
         self._site = loop.run_in_executor(
             self.pool, static.load, WEB, {"hljs.css": colours.STYLE_SHEET}
         )
+
+    def add_part(self, part: object) -> None:
+        """Attach what some surfaces need and this file need not know."""
+        self._parts[type(part)] = part
+
+    def part(self, kind: type[T]) -> T:
+        """What was attached."""
+        part = self._parts[kind]
+        assert isinstance(part, kind)
+        return part
+
+    def successor(self) -> Service:
+        """The service of another model, not opened yet. It shares with this one all that belongs
+        to no model: settings, stores, jobs, counters, threads. `take` gives it its engine."""
+        other = copy.copy(self)
+        other.leases = Leases()
+        other._preparation = asyncio.get_running_loop().create_future()
+        return other
+
+    def take(self, engine: Engine, model_id: str, folder: Path | None) -> None:
+        """Set the engine of a service that is not opened yet."""
+        self.engine, self.model_id, self.model_folder = engine, model_id, folder
+        self.sessions = Sessions(engine)
 
     def opened(self, outcome: Preparation | Exception) -> None:
         if self._preparation.done():

@@ -429,7 +429,7 @@ def test_health_while_answers_are_waited_for(
             for _ in range(3):
                 assert server.ask("GET", "/health").json() == {"status": "ok"}
             stats = server.ask("GET", "/stats").json()
-            assert (stats["sessions"], stats["leases"]) == ({"open": 1}, {"held": 2})
+            assert (stats["sessions"], stats["leases"]) == ({"open": 1}, {"held": 2, "left": 0})
             deadline_s = time.monotonic() + WAIT_S
             while service.leases.held != 1:  # the last answer's own goes with its last byte
                 assert time.monotonic() < deadline_s

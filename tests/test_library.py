@@ -452,13 +452,13 @@ def fake_hub(monkeypatch: Any, cache: Path, files: list[str], error: Exception |
         calls.append((repository, options))
         if error is not None:
             raise error
-        return str(make_hub_model(cache, repository))
+        return str(next(cache.glob("*/*/abc123"), None) or make_hub_model(cache, repository))
 
     siblings = [types.SimpleNamespace(rfilename=name, size=10) for name in files]
     answer = types.SimpleNamespace(siblings=siblings)
     api = types.SimpleNamespace(model_info=lambda repository, files_metadata: answer)
     hub = types.ModuleType("huggingface_hub")
-    hub.HfApi = lambda: api  # type: ignore[attr-defined]
+    hub.HfApi = lambda token=None: api  # type: ignore[attr-defined]
     hub.snapshot_download = snapshot_download  # type: ignore[attr-defined]
     hub.utils = types.SimpleNamespace(  # type: ignore[attr-defined]
         disable_progress_bars=lambda: calls.append("quiet")
@@ -471,9 +471,10 @@ def test_repository_by_the_hub_client(home: Path, tmp_path: Path, monkeypatch: A
     calls = fake_hub(monkeypatch, tmp_path / "hub", ["model.safetensors", "x.py"], None)
     model = get("org/name", home)
     assert (model.name, model.source) == ("org/name", "hub:org/name")
-    assert calls[0] == "quiet" and calls[1][1]["cache_dir"] == str(tmp_path / "hub")
-    assert "*.py" not in calls[1][1]["allow_patterns"]
-    assert get("org/name", home) == model and len(calls) == 2
+    assert (calls[0], calls[1][1]["cache_dir"]) == ("quiet", str(tmp_path / "hub"))
+    assert "*.safetensors" not in str(calls[1]), "the weights come last"
+    assert "*.safetensors" in str(calls[2]) and "*.py" not in str(calls[2])
+    assert get("org/name", home) == model and len(calls) == 3
 
 
 def test_hub_errors_are_one_line(home: Path, tmp_path: Path, monkeypatch: Any) -> None:

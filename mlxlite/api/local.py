@@ -10,6 +10,8 @@ from mlxlite.errors import NotFound
 from mlxlite.http.routing import Request, Response, json_response
 from mlxlite.metrics import CONTENT_TYPE, Family, single
 from mlxlite.service import Service
+from mlxlite.shelf import Shelf
+from mlxlite.swap import Swaps
 from mlxlite.types import EngineState
 
 
@@ -40,18 +42,42 @@ async def about(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    """GET /v1/models: the loaded model, first and always (fault F91)."""
-    return json_response({"object": "list", "data": [await _model_row(service)]})
+    """GET /v1/models: the loaded model, first and always (fault F91); then the other local ones."""
+    loaded = await _model_row(service)
+    return json_response({"object": "list", "data": [loaded, *await _other_rows(service)]})
 
 
 async def model(service: Service, request: Request) -> Response:
     """GET /v1/models/{id}: the object or 404 (decision D13); nothing is ever fetched (F90)."""
     wanted = request.params["id"]
-    if wanted != service.model_id:
-        raise NotFound(
-            f"model {wanted!r} is not served here; {service.model_id!r} is", code="model_not_found"
-        )
-    return json_response(await _model_row(service))
+    if wanted == service.model_id:
+        return json_response(await _model_row(service))
+    for row in await _other_rows(service):
+        if row["id"] == wanted:
+            return json_response(row)
+    raise NotFound(
+        f"model {wanted!r} is not served here; {service.model_id!r} is", code="model_not_found"
+    )
+
+
+async def _other_rows(service: Service) -> list[dict[str, Any]]:
+    """Local models that are not loaded (spec 70 section 8)."""
+    shelf = service.part(Shelf)
+    rows = await shelf.rows()
+    served = {service.model_id, shelf.name_of(service.model_folder)}
+    return [
+        {
+            "id": row["repo_id"],
+            "object": "model",
+            "created": row["modified"],
+            "owned_by": "mlxlite",
+            "loaded": False,
+            "vision": row["vision"],
+            "tier": row["support_tier"],
+        }
+        for row in rows
+        if row["repo_id"] not in served
+    ]
 
 
 async def _model_row(service: Service) -> dict[str, Any]:
@@ -71,6 +97,7 @@ async def _model_row(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "mlxlite",
+        "loaded": True,
         "context_window": facts.max_context,
         "model_type": facts.model_type,
         "backend": facts.backend,
@@ -146,7 +173,8 @@ async def stats(service: Service, request: Request) -> Response:
             "kv_quant": {"mode": "off"},
             "http": service.http_stats(),
             "sessions": {"open": len(service.sessions)},
-            "leases": {"held": service.leases.held},  # this answer's own among them
+            # This answer's own lease is among them; left: on a model that is being replaced.
+            "leases": {"held": service.leases.held, "left": service.part(Swaps).answers_left},
             "response_store": await service.stored(service.responses.statistics()),
         }
     )

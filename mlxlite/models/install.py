@@ -9,6 +9,7 @@ waits and finds the first one's model.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxlite.errors import DownloadError, ModelError
-from mlxlite.models import download
+from mlxlite.models import download, hub, hub_token
 from mlxlite.models.catalogue import CATALOGUE, DEFAULT, CatalogueEntry, FileSource
 from mlxlite.models.library import (
     RECORD,
@@ -53,7 +54,45 @@ def get(name: str | None, home: Path, progress: Progress | None = None) -> Local
         return _get_entry(CATALOGUE[name], home, progress)
     if name.lower().endswith(".gguf"):
         return _get_file(Path(name).expanduser(), home, progress)
-    return describe(download.fetch_repository(name, hub_cache(), progress), name)
+    token = hub_token.read(home)
+    return describe(hub.fetch_repository(name, hub_cache(), progress, token), name)
+
+
+def get_hub_file(
+    repository: str, file: str, home: Path, progress: Progress | None = None
+) -> LocalModel:
+    """The local model of one GGUF file of a hub repository, fetched and imported if it must be.
+
+    Raises ModelError (DownloadError for what did not arrive).
+    """
+    progress = progress or Progress()
+    source = f"hub:{repository}/{file}"
+    mark = hashlib.sha256(source.encode()).hexdigest()
+    name = _free_name(file, mark, home, lambda record: record.get("source") == source)
+
+    def fill(partial: Path, snapshot: Path) -> dict[str, Any]:
+        found = hub.fetch_file(repository, file, partial, progress, hub_token.read(home))
+        _import(found, snapshot, progress)
+        return {"source": source, "sha256": download.file_sha256(found)}
+
+    return _install(name, home, progress, lambda folder: folder.is_dir(), fill)
+
+
+def get_upload(path: Path, name: str, home: Path, progress: Progress | None = None) -> LocalModel:
+    """Import a GGUF file that was uploaded as `name`. The file stays; ModelError if it is none."""
+    progress = progress or Progress()
+    sha256 = download.file_sha256(path)
+
+    def fill(partial: Path, snapshot: Path) -> dict[str, Any]:
+        download.require_space(partial, path.stat().st_size * 3 // 2)
+        _import(path, snapshot, progress)
+        return {"source": f"upload:{name}", "sha256": sha256}
+
+    def is_current(folder: Path) -> bool:
+        return _record_of(folder).get("sha256") == sha256
+
+    model_name = _free_name(name, sha256, home, lambda record: record.get("sha256") == sha256)
+    return _install(model_name, home, progress, is_current, fill)
 
 
 def _get_entry(entry: CatalogueEntry, home: Path, progress: Progress) -> LocalModel:
@@ -99,18 +138,35 @@ def _name_for(path: Path, sha256: str, home: Path) -> str:
 
     The same file changed, or the same content elsewhere, takes over the name it has.
     """
-    stem = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip(".-") or "model"
+    stem = _stem(path.name)
     folder = models_folder(home) / stem
     if stem not in CATALOGUE:
         if not folder.is_dir():
             return stem
-        try:
-            record = read_object(folder / RECORD)
-        except ModelError:
-            record = {}
+        record = _record_of(folder)
         if record.get("sha256") == sha256 or record.get("source") == f"gguf:{path.resolve()}":
             return stem
     return f"{stem}-{sha256[:8]}"
+
+
+def _stem(file: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", Path(file).stem.lower()).strip(".-") or "model"
+
+
+def _record_of(folder: Path) -> dict[str, Any]:
+    try:
+        return read_object(folder / RECORD)
+    except ModelError:
+        return {}
+
+
+def _free_name(file: str, mark: str, home: Path, is_own: Callable[[dict[str, Any]], bool]) -> str:
+    """The file's stem; with a piece of the mark if another model than its own has that name."""
+    stem = _stem(file)
+    folder = models_folder(home) / stem
+    if stem not in CATALOGUE and (not folder.exists() or is_own(_record_of(folder))):
+        return stem
+    return f"{stem}-{mark[:8]}"
 
 
 def _import(source: Path, snapshot: Path, progress: Progress) -> None:

@@ -7,10 +7,21 @@ the stream is a terminal and the quiet one otherwise, so logs and pipes stay cle
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TextIO
 
 REDRAW_S = 0.1
 BAR_WIDTH = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What is on the disk of a download; file: the one that is coming."""
+
+    n_bytes: int
+    files: int = 0
+    file: str | None = None
 
 
 class Progress:
@@ -26,6 +37,9 @@ class Progress:
 
     def finish(self) -> None:
         """The stretch is over, done or failed."""
+
+    def watch(self, total_bytes: int, total_files: int, look: Callable[[], Arrived]) -> None:
+        """Others move the bytes from here until the next `start`; `look` tells how many came."""
 
     def say(self, line: str) -> None:
         """One line for whoever watches."""
