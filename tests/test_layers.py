@@ -316,9 +316,9 @@ LATE: dict[str, set[str]] = {
 
 MOST_LINES_A_FILE = 500
 # What grows with the models that there are is counted apart: tool families and cache layouts; and
-# so is what measures. The rest has outgrown the 16,000 lines that the notes began with: what
-# serves the web page (files, chats, search, safe Markdown) takes 1,700 alone.
-MOST_LINES = 26_000
+# so is what measures. The rest has outgrown the 16,000 lines that the notes began with: structured
+# output and fill take 5,000, what serves the web page and looks after models 4,500.
+MOST_LINES = 28_000
 APART = ("text/tools/", "models/kv_", "bench/")
 
 
