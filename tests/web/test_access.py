@@ -92,7 +92,7 @@ def test_errors_are_readable(page: Page, stage: Stage, shoot: Shoot) -> None:
 
 
 def leave_field(page: Page) -> None:
-    """A chat that was just opened puts the focus into its field; shortcuts are for outside of it."""
+    """A chat that was just opened takes the focus into its field; shortcuts are for outside."""
     page.wait("document.activeElement.id === 'composer'")
     page.press("Escape")
     page.wait("document.activeElement === document.body")
