@@ -91,6 +91,13 @@ def test_errors_are_readable(page: Page, stage: Stage, shoot: Shoot) -> None:
     page.troubles.clear()  # the browser notes each 404
 
 
+def leave_field(page: Page) -> None:
+    """A chat that was just opened takes the focus into its field; shortcuts are for outside."""
+    page.wait("document.activeElement.id === 'composer'")
+    page.press("Escape")
+    page.wait("document.activeElement === document.body")
+
+
 def test_keyboard_alone(page: Page, stage: Stage) -> None:
     """A whole visit without a mouse."""
     page.goto(stage.url)
@@ -114,15 +121,14 @@ def test_keyboard_alone(page: Page, stage: Stage) -> None:
     page.press("Enter")
     wait_answer(page, 1)
     assert wait_saved(page) != first
-    page.press("Escape")
-    page.wait("document.activeElement === document.body")
+    leave_field(page)
     page.press("]")
     page.wait(f"location.hash === '#/chat/{first}'")
     page.wait("document.querySelectorAll('.message').length === 2")
-    page.press("Escape")
+    leave_field(page)
     page.press("[")
     page.wait(f"location.hash !== '#/chat/{first}'")
-    page.press("Escape")
+    leave_field(page)
     page.press("/")
     page.wait("document.activeElement.id === 'search'")
     page.type("Italy")
