@@ -450,7 +450,8 @@ def test_what_sampling_costs(count: int, capsys: pytest.CaptureFixture[str]) -> 
             for row in rows:
                 if row.penalties is not None:
                     row.penalties.push(token)
-            drawn = made._draw(logits, rows)
+            inputs = mx.broadcast_to(token, (len(rows),))
+            drawn = made._draw(logits, rows, *made._looked_at(rows, inputs, set()))
             return [drawn.arrays, batch._row_arrays(rows)]
 
         figures[name] = fastest_ms(step)
