@@ -65,7 +65,7 @@ test: setup-test
 
 # What needs neither seconds nor the real model, for the work in between.
 test-fast: setup-test
-	$(BIN)/python -m pytest -q $(PARALLEL) -m "not real and not slow and not bench and not clients and not npm"
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not real and not slow and not bench and not clients and not npm and not web"
 
 # Real clients from PyPI against the live server (tests/clients); `make test` runs them too.
 test-clients: setup-test
