@@ -97,6 +97,7 @@ def _shared(body: Mapping[str, JSON]) -> dict[str, Any]:
         **{field.name: fields.take(body, field) for field in fields.SAMPLING},
         "logit_bias": fields.take_logit_bias(body),
         "constraint": take_constraint(body),
+        "has_format": body.get(fields.RESPONSE_FORMAT.name) is not None,
         "hlg": _hlg(body),
     }
 

@@ -93,6 +93,7 @@ class Ask:
     reasoning_effort: str | None = None
     thinking_budget: int | None = None  # tokens of reasoning after which it is closed by force
     constraint: Constraint | None = None
+    has_format: bool = False  # a form was named, be it plain text
     forced_call: str | None = None  # the answer is a call: of this function, of any if empty
 
 

@@ -246,6 +246,7 @@ def test_a_call_that_came_to_nothing_is_told(app: ScriptedApp) -> None:
         {"tool_choice": "none"},
         {"tools": []},
         {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "text"}},
         {"extra_body": {"guided_choice": ["{}"]}},
     ],
     ids=str,

@@ -173,5 +173,6 @@ def _is_refused(ask: Ask) -> bool:
         or ask.seed is not None
         or ask.top_logprobs is not None
         or ask.constraint is not None
+        or ask.has_format
         or ask.forced_call is not None
     )
