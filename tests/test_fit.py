@@ -321,4 +321,5 @@ def test_a_prefill_takes_what_is_counted(
     model(mx.zeros((1, chunk), dtype=mx.uint32), cache=cache)
     mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
     taken = mx.get_peak_memory() - mx.get_active_memory()
-    assert 0 < taken <= found.transient_bytes(context, chunk) < 1.5 * taken
+    # What ran before in this process decides how much of it MLX's tasks hold at once.
+    assert 0 < taken <= found.transient_bytes(context, chunk) < 1.7 * taken

@@ -46,11 +46,11 @@ TEMPLATE = (
     "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
 # Measured on Linux: 5 to 9 MB, most of it before request 4,000; from there to 30,000 another 6, the
-# last 6,000 add nothing. It is SQLite's page cache (2 MB, also with the store full), what waits for
+# last 6,000 add nothing. It is SQLite's page caches (2 MB of each of its two files), what waits for
 # Python's search for cycles, MLX's buffer cache and the rest of the heaps. With asyncio's read
 # buffers and glibc's own thresholds it went on, by 0.8 kB a request, to 116 MB and more: that alone
 # is in test_heap.py and test_server.py. A leak of 1.8 kB a request is beyond it.
-MOST_GROWTH_BYTES = 14 << 20
+MOST_GROWTH_BYTES = 20 << 20
 
 
 # --------------------------------------------------------------------------------------- judging
@@ -73,11 +73,14 @@ def judge(path: str, answer: Answer, is_raw: bool = False) -> None:
         found = answer.json()
         assert isinstance(found, dict) and found
     else:
-        assert kind.startswith("text/plain")
+        assert kind.startswith(("text/plain", "text/html"))
 
 
 def judge_error(path: str, body: Any, is_raw: bool) -> None:
     error = body["error"]
+    if isinstance(error, str):  # what the laboratory pages ask for (spec 70 section 12)
+        assert path.startswith(("/signal", "/generate")) and set(body) == {"error"} and error
+        return
     assert isinstance(error["message"], str) and error["message"]
     assert "internal error" not in error["message"]
     if path.startswith("/v1/messages") or (is_raw and "type" in body):

@@ -206,8 +206,12 @@ class Batch:
             inputs = mx.array([row.next_input for row in rows], dtype=mx.uint32)
             strengths, recent = self._looked_at(rows, inputs, set(rows))
 
-        # 5. The late draw of steered rows, and the late forward where there is no running ahead.
-        if rows and steered:
+        # 5. The late draw of steered rows, and the late forward where there is no running ahead. If
+        #    all rows ended just now, nobody needs either.
+        if not any(row.phase is Phase.DECODE for row in rows):
+            self._inflight = None
+            return
+        if steered:
             new = self._draw(logits, rows, strengths, recent)
         if new is not None and (steered or not self._runs_ahead):
             mx.async_eval(*new.arrays, *self._arrays(rows))
