@@ -155,10 +155,11 @@ class Loop:
         before, or by trying, a forward at a time."""
         assert self.batch is not None
         self._turn = turned.install(loaded.model) if backend.kind == "cpu" else turned.Turn()
+        threads = [os.environ.get(name) for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS")]
         about = {
             "config": loaded.config,
             "dtype": loaded.dtype,
-            "backend": (backend.kind, backend.blas, os.cpu_count()),
+            "backend": (backend.kind, backend.blas, os.cpu_count(), threads),
             "mlx": getattr(mx, "__version__", ""),
         }
         self._verdicts = Verdicts(self._options.kernel_folder, loaded.model, about)
