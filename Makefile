@@ -97,7 +97,7 @@ test-npm: setup-test
 # The page in a real Chromium (tests/web); `make test` runs them too. CI may install it; elsewhere its
 # absence is one line. Pictures of the pages: MLXLITE_WEB_SHOTS names their folder.
 # What fails is tried once more: a browser has its own mind about when it gives a page the processor.
-WEB_TESTS := $(BIN)/python -m pytest -q -m "web and not bench" tests/web
+WEB_TESTS := $(BIN)/python -m pytest -q $(PARALLEL) -m "web and not bench" tests/web
 FIND_CHROMIUM := $(BIN)/python -c 'import sys; from tests import browser; sys.exit(browser.find() is None)'
 
 test-web: setup-test
