@@ -18,16 +18,17 @@ const SAY_EVERY_MS = 5000; // how often a screen reader is given what came of an
 
 /** Mounts the view of a chat. id: of a saved one, or null for a new one. where: {message} to show.
  * Returns what `app.js` needs: {unmount, act}. */
-export function mount(root, { id, message }, { navigated }) {
-  const view = new ChatView(navigated);
+export function mount(root, { id, message }, { navigated, titled }) {
+  const view = new ChatView(navigated, titled);
   root.append(view.element);
   view.open(id, message);
   return view;
 }
 
 class ChatView {
-  constructor(navigated) {
+  constructor(navigated, titled) {
     this.navigated = navigated; // tells the rest of the page which chat this is
+    this.titled = titled; // and what it is called
     this.log = new Log({
       isLive: (message) => this.chat?.run?.message === message,
       siblings: (message) => siblings(this.chat.messages, message),
@@ -139,7 +140,7 @@ class ChatView {
   #titled() {
     const title = this.chat.title || "New chat";
     this.title.textContent = title;
-    document.title = `${title} – mlxlite`;
+    this.titled(title);
   }
 
   #notify(text, act = null) {

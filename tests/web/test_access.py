@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Page
-from tests.web.acts import ANSWERS, READY, converse, open_chat, wait_answer, wait_saved
+from tests.web.acts import ANSWERS, READY, button, converse, open_chat, wait_answer, wait_saved
 from tests.web.stage import Stage
 from tests.web.test_chat import ARTICLE
 
@@ -209,6 +209,30 @@ def test_less_motion(page: Page, stage: Stage) -> None:
     page.resize(360, 740)
     open_chat(page, stage.url)
     assert page.run("getComputedStyle(document.querySelector('.side')).transitionDuration") == "0s"
+
+
+def test_nothing_of_a_message_is_cut_off(page: Page, stage: Stage) -> None:
+    """A message paints nothing outside of its box (content-visibility), rings of the focus too."""
+    page.resize(360, 740)
+    stage.engine.says(" ".join(["word"] * 40))
+    open_chat(page, stage.url)
+    converse(page, "Hello")
+    assert page.text("#topbar-title") == "Hello"
+    page.click(button("Edit"))
+    page.wait("document.querySelector('.edit-field')")
+    outside = """[...document.querySelectorAll('.message *')].filter((one) => {
+        const box = one.getBoundingClientRect(), room = one.closest('.message').getBoundingClientRect();
+        return box.width && (box.left < room.left || box.right > room.right);
+    }).map((one) => one.className)"""
+    assert page.run(outside) == []
+    around = """(() => {
+        const field = document.querySelector('.edit-field').getBoundingClientRect();
+        const room = document.querySelector('.message').getBoundingClientRect();
+        return [field.left - room.left, room.right - field.right];
+    })()"""
+    assert min(page.run(around)) >= 4, "the ring of the focus"
+    page.goto(stage.url + "/?again" + page.run("location.hash"))
+    page.wait("document.querySelector('#topbar-title').innerText === 'Hello'")
 
 
 def test_long_words_and_code_on_a_small_screen(page: Page, stage: Stage, shoot: Shoot) -> None:
