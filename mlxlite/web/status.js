@@ -84,7 +84,7 @@ class StatusView {
     const speed = seconds > 0 ? Math.max(0, now.tokens - this.#before.tokens) / seconds : 0;
     this.#before = now;
 
-    const step = batch.decode_step_ms ? `${batch.decode_step_ms} ms a step` : "no answer yet";
+    const step = batch.decode_step_ms ? `${precise(batch.decode_step_ms)} ms a step` : "no answer yet";
     tiles.speed.show(speed.toFixed(1), step, speed);
     const names = ["active_rows", "max_rows", "pending_rows", "held_rows", "rejected_rows"];
     const [active, most, waiting, held, refused] = names.map((name) => batch[name] ?? 0);
@@ -147,6 +147,9 @@ class StatusView {
     this.requests.append(h("tr", {}, none));
   }
 }
+
+/** 75.719 -> "76", 4.861 -> "4.9" */
+const precise = (number) => number.toFixed(number < 10 ? 1 : 0);
 
 class Tile {
   constructor(name, hasChart) {
