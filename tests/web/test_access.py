@@ -239,7 +239,8 @@ def test_nothing_of_a_message_is_cut_off(page: Page, stage: Stage) -> None:
     page.click(button("Edit"))
     page.wait("document.querySelector('.edit-field')")
     outside = """[...document.querySelectorAll('.message *')].filter((one) => {
-        const box = one.getBoundingClientRect(), room = one.closest('.message').getBoundingClientRect();
+        const box = one.getBoundingClientRect();
+        const room = one.closest('.message').getBoundingClientRect();
         return box.width && (box.left < room.left || box.right > room.right);
     }).map((one) => one.className)"""
     assert page.run(outside) == []

@@ -21,6 +21,7 @@ from tests.web.test_access import complaints
 pytestmark = pytest.mark.web
 
 NAME = "org/tiny-model"
+FILES = ("a.Q4_K_M.gguf", "b-IQ4_XS.gguf")
 HELD = 300_000
 WAIT_S = 40.0  # a child imports the hub's client, beside a browser
 Shoot = Callable[[str], None]
@@ -37,7 +38,7 @@ def hub(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
     stub.repositories[NAME] = model_files(tiny_folder)
-    stub.repositories["org/tiny-files"] = {"a.gguf": b"x", "b.gguf": b"y"}
+    stub.repositories["org/tiny-files"] = dict.fromkeys(FILES, b"x")
     yield stub
     stub.close()
 
@@ -83,7 +84,9 @@ def test_search_fetch_stop_resume(page: Page, hub: HubStub, shoot: Shoot) -> Non
     page.press("Enter")
     page.wait(shown(button(f"Fetch {NAME}")), WAIT_S)
     assert "2 found" in page.text(".models")
-    assert page.texts("[aria-label='GGUF file of org/tiny-files'] option") == ["a.gguf", "b.gguf"]
+    options = "[aria-label='GGUF file of org/tiny-files'] option"
+    assert page.texts(options) == [FILES[0], f"{FILES[1]} (IQ: cannot be imported)"]
+    assert page.texts(f"{options}:disabled") == page.texts(options)[1:]
     page.click(button(f"Fetch {NAME}"))
     is_told = "document.body.innerText.includes('kB of')"
     page.wait(f"{shown(button(f'Stop {NAME}'))} && {is_told}", WAIT_S)
