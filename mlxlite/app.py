@@ -116,6 +116,7 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
     ("POST", "/api/hub/serve", serving.serve),
     ("GET", "/api/models/serve", serving.show),
     ("POST", "/api/models/serve", serving.serve),
+    ("DELETE", "/api/models/serve", serving.cancel),
     ("GET", "/api/gc/plan", upkeep.plan),
     ("POST", "/api/gc/execute", upkeep.execute),
     ("GET", "/api/settings/hf-token", upkeep.show_token),

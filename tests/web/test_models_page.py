@@ -5,11 +5,16 @@ The server is whole: a real engine on tiny models, children that fetch from a hu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from mlxlite import launch
+from mlxlite.config import Settings
+from mlxlite.engine.worker import Worker
+from mlxlite.models.library import LocalModel
 from tests import tiny
 from tests.browser import Browser, Page
 from tests.gguf_writer import tiny_gguf
@@ -108,6 +113,28 @@ def test_serve_another(page: Page, server: LiveApp, shoot: Shoot) -> None:
     page.wait(f"{shown(button('Serve one'))} && !{shown(button('Serve two'))}")
     assert server.chat().json()["model"] == "two"
     shoot("models-served")
+
+
+def test_a_change_is_cancelled(
+    page: Page, server: LiveApp, monkeypatch: pytest.MonkeyPatch, shoot: Shoot
+) -> None:
+    go_on = threading.Event()
+    start = launch.start_engine
+
+    def slow(settings: Settings, model: LocalModel) -> Worker:
+        assert go_on.wait(WAIT_S)
+        return start(settings, model)
+
+    monkeypatch.setattr(launch, "start_engine", slow)
+    page.click(button("Serve two"))
+    page.wait(f"{SERVED} === 'Loading two. one answers until it is there.'")
+    shoot("models-changing")
+    press(page, "Cancel the change")
+    page.wait(f"{SERVED} === 'Going back to one. one answers meanwhile.'")
+    go_on.set()
+    page.wait(f"{SERVED} === 'one is served.' && {shown(button('Serve two'))}", WAIT_S)
+    page.wait("!document.body.innerText.includes('Cancel the change')")
+    assert server.chat().json()["model"] == "one"
 
 
 def test_import_a_file(page: Page, tmp_path: Path) -> None:
