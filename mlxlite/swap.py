@@ -198,7 +198,7 @@ class Swaps:
             await change
             swap.state = "done"
             self._stop_readying()
-            self._readying = asyncio.create_task(self._serving.now.open_grammars())
+            self._readying = asyncio.create_task(self._serving.now.get_ready())
         except asyncio.CancelledError:
             swap.state, swap.error = "failed", "the server is stopping"
             raise
