@@ -123,6 +123,22 @@ def test_an_artefact_is_read_each_time(
         assert server.ask("GET", "/curves").body == b"<p>curves"
 
 
+def test_parts_of_pages(folder: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put in at the start and with each edit; one that is missing leaves the page as it was."""
+    (folder / "top.html").write_text('<a href="/dag"><a href="/curves">{{version}}\n')
+    (folder / "curves.html").write_text("{{top.html}}\n<p>curves")
+    monkeypatch.setattr(service, "WEB", folder)
+    with LiveApp(tiny_folder) as server:
+        first = server.ask("GET", "/curves").body
+        wanted = rb'<a href="/dag"><a href="/curves" aria-current="page">[0-9a-f]{12}\n<p>curves'
+        assert re.fullmatch(wanted, first)
+        (folder / "top.html").write_text("<b>\n")
+        assert server.ask("GET", "/curves").body == b"<b>\n<p>curves"
+        (folder / "top.html").unlink()
+        assert server.ask("GET", "/curves").body == first
+        assert server.ask("GET", "/assets/top.html").status == 404
+
+
 def test_the_rest_needs_the_key(server: LiveApp) -> None:
     for path in ("/v1/models", "/stats", "/api/sessions", "/api/requests", "/assetsx", "/x"):
         assert server.ask("GET", path).status == 401, path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlxlite.errors import NotFound
 from mlxlite.http.routing import Request, Response
-from mlxlite.http.static import NEVER, POLICY, VERSION
+from mlxlite.http.static import NEVER, POLICY, Site, filled
 from mlxlite.service import Service
 
 _VERSION = re.compile(r"\Av-[0-9a-f]{12}/")
@@ -58,13 +58,21 @@ async def artefact(service: Service, request: Request) -> Response:
     site = await service.site()
     name = request.path.strip("/") + ".html"
     try:
-        body = await service.in_pool(Path(site.folder, name).read_bytes)
-        body = body.replace(VERSION, site.version)
+        body = await service.in_pool(_read, site, name)
     except OSError:
         if name not in site.pages:
             return _missing(name)
         body = site.pages[name].body
     return Response(200, body, {"content-type": "text/html", "cache-control": NEVER, **POLICY})
+
+
+def _read(site: Site, name: str) -> bytes:
+    """Raises OSError."""
+
+    def read(part: str) -> bytes:
+        return Path(site.folder, part).read_bytes()
+
+    return filled(name, read(name), read, site.version)
 
 
 def _missing(name: str) -> Response:
