@@ -19,34 +19,39 @@ _FEWEST_FOR_A_RATE = 8  # tokens
 
 def decode_rate(done: Done) -> float | None:
     """Tokens a second; None of a few: the second was computed before the first was read."""
-    if done.generated_tokens < _FEWEST_FOR_A_RATE or done.decode_s <= 0:
-        return None
-    return (done.generated_tokens - 1) / done.decode_s
+    return _rate(done.generated_tokens, done.decode_s)
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return (tokens - 1) / seconds if tokens >= _FEWEST_FOR_A_RATE and seconds > 0 else None
 
 
 @dataclass(slots=True, eq=False)
 class Running:
     """A row under way. label: `<request id> <surface>`. began_s: seconds since 1970. tokens: that
-    came so far; first_s: when the first did, from the beginning."""
+    came so far; first_s, last_s: when the first and the last did, from the beginning."""
 
     label: str
     began_s: float
     prompt_tokens: int
     tokens: int = 0
     first_s: float | None = None
+    last_s: float = 0.0
 
     def came(self, tokens: int) -> None:
+        self.last_s = time.time() - self.began_s
         if self.first_s is None:
-            self.first_s = time.time() - self.began_s
+            self.first_s = self.last_s
         self.tokens += tokens
 
     def figures(self) -> dict[str, float | None]:
-        first_s = None if self.first_s is None else round(self.first_s, 4)
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.tokens,
-            "ttft_s": first_s,
-        }
+        found: dict[str, float | None] = {"prompt_tokens": self.prompt_tokens}
+        found["completion_tokens"] = self.tokens
+        if self.first_s is not None:
+            found["ttft_s"] = round(self.first_s, 4)
+            rate = _rate(self.tokens, self.last_s - self.first_s)
+            found["decode_tok_s"] = round(rate, 2) if rate is not None else None
+        return found
 
 
 class Recent:

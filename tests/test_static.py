@@ -117,6 +117,11 @@ def test_an_artefact_is_read_each_time(
         assert server.ask("GET", "/curves").body == b"<p>curves"
         (folder / "curves.html").write_text("<p>edited")
         assert server.ask("GET", "/curves").body == b"<p>edited"
+        (folder / "curves.html").write_text("<p>long" * 99)
+        packed = ask(server, "/curves", accept_encoding="gzip")
+        assert gzip.decompress(packed.body) == b"<p>long" * 99
+        etag = packed.headers["etag"]
+        assert ask(server, "/curves", accept_encoding="gzip", if_none_match=etag).status == 304
         (folder / "dag.html").write_text("<p>new")
         assert server.ask("GET", "/dag").body == b"<p>new"
         (folder / "curves.html").unlink()

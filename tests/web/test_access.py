@@ -254,6 +254,24 @@ def test_nothing_of_a_message_is_cut_off(page: Page, stage: Stage) -> None:
     page.wait("document.querySelector('#topbar-title').innerText === 'Hello'")
 
 
+def test_tables_keep_their_words_on_a_small_screen(page: Page, stage: Stage, shoot: Shoot) -> None:
+    """They scroll in their box; the page does not."""
+    page.resize(360, 740)
+    open_chat(page, stage.url)
+    converse(page, "Hello")
+    page.goto(stage.url + "/#/status")
+    page.wait("document.querySelector('.table-box tbody tr td:nth-child(8)')")
+    lines = (
+        "[...document.querySelectorAll('.table-box :is(th, td)')].map((one) => one.offsetHeight)"
+    )
+    assert max(page.run(lines)) < 45, "a line and what is around it"
+    box = "(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth)"
+    assert page.run(f"{box}(document.querySelector('.table-box'))")
+    assert not page.run(f"{box}(document.querySelector('.page'))")
+    page.run("document.querySelector('.table-box').scrollIntoView()")
+    shoot("narrow-table")
+
+
 def test_long_words_and_code_on_a_small_screen(page: Page, stage: Stage, shoot: Shoot) -> None:
     """Nothing makes the page itself scroll sideways."""
     long = "x" * 400

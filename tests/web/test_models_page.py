@@ -193,6 +193,11 @@ def test_anybody_can_use_it(
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
     wide = "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)"
     assert page.run(f"{wide}(document.querySelector('main'))") <= 0
+    outside = """[...document.querySelectorAll('.models *')].filter((one) => {
+        const room = document.querySelector('.models').getBoundingClientRect();
+        return one.checkVisibility() && one.getBoundingClientRect().right > room.right;
+    }).map((one) => one.outerHTML)"""
+    assert page.run(outside) == []
     shoot(f"view-models-{width}-{scheme}")
     page.run("document.querySelector('.models > :last-child').scrollIntoView()")
     shoot(f"view-models-end-{width}-{scheme}")
