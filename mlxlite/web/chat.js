@@ -1,6 +1,6 @@
 // The chat view: a conversation, the field below it, and what both do.
 
-import { servedModel } from "./api.js";
+import { forgetModel, servedModel } from "./api.js";
 import { split } from "./attach.js";
 import { Composer } from "./composer.js";
 import { Conversation, live } from "./conversation.js";
@@ -58,6 +58,17 @@ class ChatView {
       this.welcome, this.log.element,
       h("div", { class: "chat-foot" }, this.notice, this.composer.element));
     servedModel().then((model) => this.#greet(model), () => {});
+    // Another tab may have changed the model meanwhile.
+    this.shown = () => !document.hidden && this.#lookAgain();
+    document.addEventListener("visibilitychange", this.shown);
+  }
+
+  async #lookAgain() {
+    forgetModel();
+    const model = await servedModel().catch(() => null);
+    if (model === null || this.isOver) return;
+    this.#greet(model);
+    this.meter.sees(model);
   }
 
   #greet(model) {
@@ -92,6 +103,7 @@ class ChatView {
 
   unmount() {
     this.isOver = true;
+    document.removeEventListener("visibilitychange", this.shown);
     const { chat } = this;
     if (chat) {
       chat.onsaved = () => {};

@@ -161,13 +161,14 @@ class ModelRow {
     this.title = h("h3", { class: "models-name" }, row.repo_id);
     this.facts = h("p", { class: "note" });
     this.fit = h("span", { class: "badge" });
+    this.why = h("span", { class: "note" });
     this.here = h("span", { class: "badge good" }, "served");
     this.button = h("button", { type: "button", class: "button", onclick: () => {
       announce(`Changing to ${row.repo_id}`);
       serve(row.repo_id);
     } }, "Serve");
     this.element = h("li", { class: "models-row" },
-      h("div", { class: "models-what" }, this.title, this.facts, h("p", { class: "row" }, this.here, this.fit)),
+      h("div", { class: "models-what" }, this.title, this.facts, h("p", { class: "row" }, this.here, this.fit, this.why)),
       this.button);
     this.button.setAttribute("aria-label", `Serve ${row.repo_id}`);
   }
@@ -181,7 +182,7 @@ class ModelRow {
     const [text, kind, why] = fitness(row);
     setText(this.fit, text);
     this.fit.className = `badge ${kind}`;
-    this.fit.title = why;
+    setText(this.why, why);
     this.here.hidden = !row.serving;
     this.button.hidden = row.serving;
     this.button.disabled = row.isChanging || !row.supported;
@@ -192,7 +193,7 @@ class ModelRow {
 function fitness({ supported, assessment }) {
   if (!supported) return ["not supported", "bad", "The installed mlx-lm has no code for this kind of model."];
   if (assessment === null) return ["size unknown", "warn", "Its files do not tell how much memory it takes."];
-  const why = `${bytes(assessment.total_bytes)} at ${count(assessment.context_tokens)} tokens, of ${bytes(assessment.usable_bytes)} that may be used`;
+  const why = `takes ${bytes(assessment.total_bytes)} at ${count(assessment.context_tokens)} tokens, of ${bytes(assessment.usable_bytes)}`;
   if (assessment.fits) return ["fits", "good", why];
   if (assessment.max_safe_context > 0) return [`fits up to ${count(assessment.max_safe_context)} tokens`, "warn", why];
   return ["too large for this machine", "bad", why];

@@ -288,6 +288,22 @@ def test_context_meter(page: Page, stage: Stage) -> None:
     page.wait(f"{usage} > 100 && document.querySelector('.context-meter meter').value > 100")
 
 
+def test_the_model_was_changed_meanwhile(page: Page, stage: Stage) -> None:
+    """By another tab: whoever comes back to this one sees which model answers now."""
+    open_chat(page, stage.url)
+    page.run("""(() => {
+        const fetch = window.fetch;
+        window.fetch = async (path, ...rest) => {
+            if (path !== "/v1/models") return fetch(path, ...rest);
+            return Response.json({ data: [{ id: "other", backend: "cpu", context_window: 77 }] });
+        };
+        document.dispatchEvent(new Event("visibilitychange"));
+    })()""")
+    page.wait("document.querySelector('.chat-model').innerText === 'other'")
+    page.wait("document.querySelector('.meter-text').innerText === '0 / 77'")
+    assert "other answers on this machine" in page.text(".welcome")
+
+
 def test_another_page_meanwhile(page: Page, stage: Stage) -> None:
     """An answer goes on while another view is shown."""
     stage.engine.says("One two three four five six.")

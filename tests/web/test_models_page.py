@@ -112,6 +112,7 @@ def test_serve_another(page: Page, server: LiveApp, shoot: Shoot) -> None:
     page.wait(f"{SERVED} === 'two is served.'", WAIT_S)
     page.wait(f"{shown(button('Serve one'))} && !{shown(button('Serve two'))}")
     assert server.chat().json()["model"] == "two"
+    assert "takes" in page.text(f"{ROWS} .row") and "at 1,024 tokens" in page.text(f"{ROWS} .row")
     shoot("models-served")
 
 
