@@ -30,8 +30,8 @@ STAMP := $(VENV)/.set-up$(if $(EXTRAS),-$(subst $(COMMA),-,$(EXTRAS)))
 
 .PHONY: setup setup-test run test test-fast test-clients test-npm test-web soak check bench clean
 
-# A file stays on one worker: its fixtures are models and servers.
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+# A file stays on one worker: its fixtures are models and servers. Their order is tests/conftest.py's.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 setup: $(STAMP)
 setup-test: $(STAMP)-test

@@ -40,7 +40,8 @@ class Knob:
 
 
 def floored(raw: str) -> int:
-    """The whole part of a number. Raises ValueError."""
+    """The whole part of a number. Raises ValueError. A setting of this kind takes its lowest value
+    for any that is lower (spec 50 section 2)."""
     try:
         return math.floor(float(raw))
     except OverflowError:
@@ -378,6 +379,8 @@ def _value(source: str, spec: Knob, raw: str) -> Any:
         kinds: dict[Any, str] = {int: "a whole number", str: "text", Path: "text"}
         kind = kinds.get(spec.parse, "a number")
         raise SettingError(f"{source} must be {kind}, not {raw!r}") from None
+    if spec.parse is floored and spec.low is not None:
+        value = max(value, int(spec.low))
     if spec.low is not None and not value >= spec.low:  # not >=: catches NaN too
         raise SettingError(f"{source} must be at least {spec.low:g}, not {raw}")
     if spec.high is not None and not value <= spec.high:

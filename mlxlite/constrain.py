@@ -85,7 +85,9 @@ def _calls(
     for tool in tools:
         is_strict = tool["function"].get("strict") is True
         if is_strict and (unsure := doubts(tool["function"]["parameters"])):
-            raise BadRequest(f"{field} cannot be enforced: {unsure[0]}", param=field)
+            name = tool["function"]["name"]
+            told = f'the parameters of tool "{name}" cannot be enforced: {unsure[0]}'
+            raise BadRequest(told, param="tools")
     most = ask.max_tool_calls if ask.parallel_tool_calls and not ask.forced_call else 1
     why = ""
     # What is not strict is enforced if it can be, and what is closed may allow nothing.
@@ -109,7 +111,29 @@ def _calls(
         if not found.notes or not (only_strict or has_strict(ask)):
             return found
         why = "; ".join(found.notes)
-    raise BadRequest(f"{field} cannot be enforced: {why}", param=field)
+    raise _blamed(tools, grammars, field, why)
+
+
+def _blamed(
+    tools: Sequence[Mapping[str, Any]], grammars: Grammars, field: str, why: str
+) -> BadRequest:
+    """The fault of a tool by its name, if it is one's: the grammar of all calls is nothing that a
+    client wrote."""
+    for tool in tools:
+        function = tool["function"]
+        whose = f'the parameters of tool "{function["name"]}"'
+        wanted = Constraint("json", function.get("parameters") or {}, whose, "tools")
+        try:
+            unsure = grammars.compile(wanted).notes
+        except BadRequest as error:
+            told = error.message.replace("tools", whose, 1)
+            return BadRequest(told, param="tools", code=error.code)
+        except Unsupported as error:
+            unsure = (str(error),)
+        if unsure and function.get("strict") is True:
+            told = f"{whose} cannot be enforced: {'; '.join(unsure)}"
+            return BadRequest(told, param="tools")
+    return BadRequest(f"{field} cannot be enforced: {why}", param=field)
 
 
 def _answer(ask: Ask, grammars: Grammars, settings: Settings) -> Constrained:

@@ -158,12 +158,28 @@ class Run:
     the first ids, packed words of what may follow it, as in `Verdict`; None if all may. It is asked
     at once or never.
 
-    The engine is free to take none of it: beside many rows, or where a cache cannot be rewound.
+    The engine is free to take none of it, as beside many rows, see `Took`.
     """
 
     ids: tuple[int, ...]
     is_sure: bool = False
     masks: Callable[[int], Sequence[Sequence[int]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What became of a run. count: so many of its ids are the row's next ones.
+
+    is_tried: False where it was not worth a forward of its own, so that nothing was found out.
+    is_supported: False where the row cannot take such runs at all: a penalty looks at the tokens
+    before each draw, log-probabilities are reported one by one. checkpoint_s: host time for keeping
+    the caches' state and going back to it.
+    """
+
+    count: int
+    is_tried: bool = True
+    is_supported: bool = True
+    checkpoint_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +215,9 @@ class Guide(Protocol):
 
     def observe(self, ids: Sequence[int]) -> Verdict: ...
 
-    def took(self, count: int) -> None:
-        """Told once for every run that it proposed, before anything else: so many of its ids are
-        the row's next tokens, 0 if none, and come to `observe` now, one by one. It must not propose
-        another one before the last of them."""
+    def took(self, what: Took) -> None:
+        """Told once for every run that it proposed, before anything else. The ids that were taken
+        come to `observe` now, one by one; it must not propose another run before the last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 # The tiny model's matrices are too small to share between threads: the threads of MKL would wait
-# for each other more than they compute. `live.environment` lifts this for servers of the real
-# model.
+# for each other more than they compute. And two processes whose threads spin for the same cores,
+# as two servers of the real model would in a parallel run, take five times as long as one after
+# the other.
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
     from mlxlite.engine.worker import Worker, WorkerOptions
     from tests.live import LiveApp
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first: at the end no worker waits for the last of them."""
+    weights = {}
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        weight = 2 if "real" in marks else 1 if marks & {"slow", "clients"} else 0
+        weights[item.path] = max(weight, weights.get(item.path, 0))
+    items.sort(key=lambda item: -weights[item.path])
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import numpy as np
 from mlxlite.engine import backend, load  # noqa: F401  (backend first: it picks the BLAS)
 from mlxlite.engine.batch import Batch
 from mlxlite.engine.row import Phase, Row
-from mlxlite.types import Finish, RowSpec, Sampling, TokenLogprob, Verdict
+from mlxlite.types import Finish, RowSpec, Sampling, TokenLogprob, Took, Verdict
 from tests import tiny
 
 import mlx.core as mx  # isort: skip
@@ -45,7 +45,7 @@ class Watching:
     def observe(self, ids: Sequence[int]) -> Verdict:
         return Verdict(keep=len(ids))
 
-    def took(self, count: int) -> None:
+    def took(self, what: Took) -> None:
         raise AssertionError("no run was proposed")
 
 

@@ -16,7 +16,7 @@ from mlxlite.text.fill.probes import Probes
 from mlxlite.text.template import ChatTemplate
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.text.tools.strict import Markup, markup_of
-from mlxlite.types import JSON, Guide, Run, Verdict
+from mlxlite.types import JSON, Guide, Run, Took, Verdict
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = (
@@ -170,6 +170,7 @@ class Engine:
     script: Sequence[int]
     take: Callable[[Run, int], int] = lambda run, agreed: len(run.ids) if run.is_sure else agreed
     most: int = 10_000
+    tell: Callable[[int], Took] = Took  # what is said of a run of which so many were taken
     ids: list[int] = field(default_factory=list)
     runs: list[tuple[Run, int]] = field(default_factory=list)
     draws: int = 0
@@ -205,7 +206,7 @@ class Engine:
         agreed = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(run.ids), len(rest)))
         count = self.take(run, agreed)
         self.runs.append((run, count))
-        guide.took(count)
+        guide.took(self.tell(count))
         for n, token in enumerate(run.ids[:count], 1):
             if self.is_stopped:
                 return

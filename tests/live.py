@@ -271,11 +271,7 @@ def stream_text(found: list[Any]) -> str:
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """This process's environment with a home of its own and no setting of the developer's."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("MLXLITE_") and name != "MKL_NUM_THREADS"
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLXLITE_")}
     return {**kept, "MLXLITE_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), **more}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlxlite.errors import MlxliteError
-from mlxlite.types import Done, Engine, Event, Finish, Guide, RowSpec, Sampling, Verdict
+from mlxlite.types import Done, Engine, Event, Finish, Guide, RowSpec, Sampling, Took, Verdict
 
 PATIENCE_S = 10.0  # for a test that would wait for ever; all others take milliseconds
 PROMPT = (5, 9, 200, 31)
@@ -103,6 +103,7 @@ class Scripted:
         self.may_steer = may_steer
         self.calls: list[tuple[int, ...]] = []
         self.taken: list[int] = []  # of each run that was proposed
+        self.told: list[Took] = []
         self._decide = decide
 
     def observe(self, ids: Sequence[int]) -> Verdict:
@@ -110,8 +111,9 @@ class Scripted:
         so_far = [token for call in self.calls for token in call]
         return self._decide(so_far, ids) or Verdict(keep=len(ids))
 
-    def took(self, count: int) -> None:
-        self.taken.append(count)
+    def took(self, what: Took) -> None:
+        self.taken.append(what.count)
+        self.told.append(what)
 
 
 def mask_of(ids: Sequence[int]) -> list[int]:

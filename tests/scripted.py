@@ -18,7 +18,17 @@ import openai
 
 from mlxlite.errors import MlxliteError
 from mlxlite.text.tokenizer import Tokenizer
-from mlxlite.types import Done, EngineState, Event, Finish, ModelFacts, RowSpec, Sink, TokenLogprob
+from mlxlite.types import (
+    Done,
+    EngineState,
+    Event,
+    Finish,
+    ModelFacts,
+    RowSpec,
+    Sink,
+    TokenLogprob,
+    Took,
+)
 from tests import tiny
 from tests.live import LiveApp
 
@@ -127,7 +137,8 @@ class ScriptedEngine:
             if (run := verdict.run) is not None and not verdict.stop:
                 # Taken as far as the script has it in the portion at hand.
                 pairs = zip(run.ids, waiting, strict=False)
-                spec.guide.took(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+                same = takewhile(lambda pair: pair[0] == pair[1], pairs)
+                spec.guide.took(Took(sum(1 for _ in same)))
             return verdict.stop
 
         waiting: deque[int] = deque()

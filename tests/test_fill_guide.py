@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from mlxlite.prepare import Preparation
 from mlxlite.text.fill.guide import FillGuide
 from mlxlite.text.fill.trace import Trace
-from mlxlite.types import Verdict
+from mlxlite.types import Took, Verdict
 from tests import prepared
 from tests.filling import DOCS, EOS, HERMES, TOKENIZER, WEATHER, XML, Engine, ids_of
 
@@ -204,6 +205,30 @@ def test_an_echo_is_checked_and_cut_where_the_model_goes_another_way() -> None:
     assert counters.verify_events == sum(count > 0 for _, count in engine.runs)
 
 
+@pytest.mark.parametrize(
+    ("tell", "unsupported"),
+    [(lambda count: Took(0, is_tried=False), False), (lambda count: Took(0, False, False), True)],
+)
+def test_a_check_that_was_not_made_rejects_nothing(
+    tell: Callable[[int], Took], unsupported: bool
+) -> None:
+    guide = guide_of(preparation(fill="echo", fill_k="4"))
+    script = written("red green blue and yellow. red green blue and purple!")
+    engine = Engine(script, take=lambda run, agreed: 0, tell=tell)
+    assert engine.run(guide) == script[:-1]
+    found = guide.counters
+    assert found.verify_unsupported == (len(engine.runs) if unsupported else 0)
+    assert found.verify_events == found.verify_accepted == found.verify_rejected == 0
+
+
+def test_the_time_of_checkpoints_is_summed() -> None:
+    guide = guide_of(preparation(fill="echo", fill_k="4"))
+    script = written("red green blue and yellow. red green blue and purple!")
+    engine = Engine(script, tell=lambda count: Took(count, checkpoint_s=0.002))
+    engine.run(guide)
+    assert guide.counters.render()["checkpointMs"] == pytest.approx(2 * len(engine.runs))
+
+
 def test_echo_reads_the_prompt_and_comes_after_strict_rows() -> None:
     made = preparation(fill="echo", fill_k="4")
     guide = guide_of(made, messages=({"role": "user", "content": "Say abracadabra-simsalabim."},))
@@ -232,7 +257,7 @@ def test_ids_that_come_together_are_each_seen_once() -> None:
     with pytest.raises(AssertionError):
         single.observe(tuple(script[1:2]))  # `took` was not called
     with pytest.raises(AssertionError):
-        guide_of(preparation()).took(0)
+        guide_of(preparation()).took(Took(0))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +355,7 @@ def test_with_a_trace_a_run_must_come_as_it_was_taken() -> None:
         guide = guide_of(preparation(fill_trace=trace))
         run = guide.observe(ids_of("<tool_call>")).run
         assert run is not None
-        guide.took(2)
+        guide.took(Took(2))
         if is_checked:
             with pytest.raises(ValueError, match="came where"):
                 guide.observe((run.ids[1],))

@@ -49,9 +49,12 @@ def test_floors_and_fractions() -> None:
     assert (settings.fill_index_max, settings.fill_append_chunk_size) == (131_072, 0)
     assert built(MAX_SPAN="2.9").fill_max_span == 2
     assert built(INDEX_MAX="1024.5").fill_index_max == 1024
+    low = built(MAX_SPAN="1.9", K="1", CANDIDATES="0.5", INDEX_MAX="-7")
+    assert (low.fill_max_span, low.fill_k, low.fill_candidates) == (2, 2, 1)
+    assert low.fill_index_max == 1024
     for wrong in (
-        {"MAX_SPAN": "1.9"}, {"K": "1"}, {"CANDIDATES": "0.5"}, {"INDEX_MAX": "1023"},
-        {"APPEND_CHUNK_SIZE": "-1"}, {"APPEND_CHUNK_SIZE": "1.5"}, {"K": "inf"}, {"K": "nan"},
+        {"MAX_SPAN": "wide"}, {"K": "inf"}, {"K": "nan"},
+        {"APPEND_CHUNK_SIZE": "-1"}, {"APPEND_CHUNK_SIZE": "1.5"},
     ):  # fmt: skip
         with pytest.raises(SettingError, match="MLXLITE_FILL_"):
             built(**wrong)

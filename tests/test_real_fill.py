@@ -54,9 +54,16 @@ def both(
     return plain, filled.answer(worker, prepares(settings, worker, mode), ask)
 
 
-def test_two_calls(settings: config.Settings, worker: Worker) -> None:
-    plain, strict = both(settings, worker, CALLS, "strict")
-    assert plain.text.count("<tool_call>") == 2 and plain.fill is None
+@pytest.fixture(scope="module")
+def plain(settings: config.Settings, worker: Worker) -> filled.Answer:
+    """The turn of two calls, not filled."""
+    found = filled.answer(worker, prepares(settings, worker, "off"), CALLS)
+    assert found.text.count("<tool_call>") == 2 and found.fill is None
+    return found
+
+
+def test_two_calls(settings: config.Settings, worker: Worker, plain: filled.Answer) -> None:
+    strict = filled.answer(worker, prepares(settings, worker, "strict"), CALLS)
     assert strict.ids == plain.ids
     assert strict.fill is not None and strict.fill["events"] == 4
     assert strict.fill["injected"] + strict.fill["decodeSteps"] == len(strict.ids)
@@ -64,8 +71,11 @@ def test_two_calls(settings: config.Settings, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
-def test_two_calls_in_chunks(settings: config.Settings, worker: Worker, chunk: int) -> None:
-    plain, strict = both(replace(settings, fill_append_chunk_size=chunk), worker, CALLS, "strict")
+def test_two_calls_in_chunks(
+    settings: config.Settings, worker: Worker, plain: filled.Answer, chunk: int
+) -> None:
+    chunked = replace(settings, fill_append_chunk_size=chunk)
+    strict = filled.answer(worker, prepares(chunked, worker, "strict"), CALLS)
     assert strict.ids == plain.ids
     assert strict.fill is not None and strict.fill["events"] == 4
     assert (strict.steps <= 0.65 * plain.steps) is (chunk > 1)
@@ -87,9 +97,8 @@ def test_echo(settings: config.Settings, worker: Worker) -> None:
     assert echo.steps < plain.steps
 
 
-def test_in_a_batch(settings: config.Settings, worker: Worker) -> None:
+def test_in_a_batch(settings: config.Settings, worker: Worker, plain: filled.Answer) -> None:
     """Filled rows beside an unfilled one say what they say alone (decision D6)."""
     off, strict = (prepares(settings, worker, mode) for mode in ("off", "strict"))
-    plain, *rest = filled.answers(worker, [off, strict, off, strict], CALLS)
-    assert all(each.ids == plain.ids for each in rest)
-    assert plain.text.count("<tool_call>") == 2
+    together = filled.answers(worker, [off, strict, strict], CALLS)
+    assert all(each.ids == plain.ids for each in together)

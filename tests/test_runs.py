@@ -15,8 +15,9 @@ import pytest
 from mlxlite.engine import runs
 from mlxlite.engine.batch import Batch
 from mlxlite.errors import EngineFault
-from mlxlite.types import Finish, RowSpec, Run, Sampling, Verdict
+from mlxlite.types import Finish, RowSpec, Run, Sampling, Took, Verdict
 from tests.pairs import (
+    OTHERS,
     Pair,
     ask,
     family,  # noqa: F401  (a fixture)
@@ -52,9 +53,9 @@ class Expecting(Scripted):
         run = None if self._due else self._plan(ids)
         return Verdict(keep=len(new), run=run)
 
-    def took(self, count: int) -> None:
-        super().took(count)
-        self._due = count
+    def took(self, what: Took) -> None:
+        super().took(what)
+        self._due = what.count
 
 
 def expecting(said: Sequence[int], every: int, length: int, wrong_at: int | None = None) -> Any:
@@ -86,7 +87,7 @@ def test_a_run_in_doubt_changes_nothing(
     heard = ask(pair.warm, prompt, 24, sampling=sampling, guide=guide)
     assert heard.ids == said
     after = pair.warm.stats()
-    expected = {None: 4, 0: 0, 1: 1, 3: 3}[wrong_at] if pair.is_cuttable else 0
+    expected = {None: 4, 0: 0, 1: 1, 3: 3}[wrong_at]
     assert guide.taken and set(guide.taken) == {expected}
     assert after["run_tokens"] - before["run_tokens"] == sum(guide.taken)
     steps = after["decode_steps"] - before["decode_steps"]
@@ -105,7 +106,7 @@ def test_rows_with_runs_and_without_share_their_steps(pair: Pair, sampling: Samp
     assert [h.ids for h in heard if h.done] == said[:2]
     assert others.done and others.ids == said[2]
     for guide in guides:
-        assert set(guide.taken) <= ({8, 0} if pair.is_cuttable else {0})
+        assert 8 in guide.taken and set(guide.taken) <= {8, 0}
 
 
 def test_a_run_is_drawn_under_its_masks(pair: Pair) -> None:
@@ -136,8 +137,25 @@ def test_a_run_is_drawn_under_its_masks(pair: Pair) -> None:
 
     guide = Grammar(plan)
     assert ask(pair.warm, prompt, 16, guide=guide).ids == said
-    if pair.is_cuttable:
-        assert set(guide.taken) == ({3} if said[1] == 12 else {1})
+    assert set(guide.taken) == ({3} if said[1] == 12 else {1})
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("wrong_at", [None, 3])
+def test_all_kinds_of_cache_go_back(
+    kind: str, wrong_at: int | None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Alone and in a pool; a cache that cannot be cut goes again from where it was."""
+    pair = Pair(tmp_path_factory.mktemp(kind), kind)
+    said = [pair.plain(ids_of(30, n), 30) for n in range(2)]
+    guides = [Expecting(expecting(said[n], 5, 6, wrong_at)) for n in (0, 0, 1)]
+    assert ask(pair.warm, ids_of(30, 0), 30, guide=guides[0]).ids == said[0]
+    both = [start(pair.warm, ids_of(30, n), 30, guide=guides[1 + n]) for n in range(2)]
+    assert [heard.ids for heard in both if heard.done] == said
+    assert all((wrong_at or 6) in guide.taken for guide in guides)
+    assert all(what.checkpoint_s > 0 for guide in guides for what in guide.told if what.count)
+    pair.verify()
+    pair.stop()
 
 
 # -------------------------------------------------------------------------------- runs for sure
@@ -239,7 +257,16 @@ def test_a_penalised_row_takes_no_run_in_doubt(pair: Pair, window: int) -> None:
     said = pair.plain(ids_of(30), 12, sampling=sampling)
     guide = Expecting(expecting(said, 2, 4))
     assert ask(pair.warm, ids_of(30), 12, sampling=sampling, guide=guide).ids == said
-    assert set(guide.taken) == {0}
+    assert set(guide.taken) == {0} and not any(what.is_supported for what in guide.told)
+
+
+def test_a_run_that_does_not_pay_is_not_tried(pair: Pair) -> None:
+    said = pair.plain(ids_of(30), 12)
+    others = [start(pair.warm, ids_of(30, n), 40) for n in (1, 2, 3)]
+    guide = Expecting(expecting(said, 4, 3))
+    assert ask(pair.warm, ids_of(30), 12, guide=guide).ids == said
+    assert any(what == Took(0, is_tried=False) for what in guide.told)
+    assert all(other.done for other in others)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +280,7 @@ def test_a_run_has_to_pay(tokens: int, rows: int, share: float, expected: bool) 
 
 def test_a_guide_that_fails_at_a_run_ends_its_row_alone(pair: Pair) -> None:
     class Faulty(Expecting):
-        def took(self, count: int) -> None:
+        def took(self, what: Took) -> None:
             raise ZeroDivisionError("the guide is broken")
 
     said = pair.plain(ids_of(20, 4), 25)

@@ -25,7 +25,7 @@ from mlxlite.engine.recent import Recent, Strengths, adjusted, recent_of, streng
 from mlxlite.engine.row import Phase, Row
 from mlxlite.engine.runs import agreed, drawn, may_check, pays
 from mlxlite.engine.slots import merge, split
-from mlxlite.types import Run, TokenLogprob
+from mlxlite.types import Run, TokenLogprob, Took
 
 _FEWEST_CANDIDATES = 64
 _RELAX_AFTER = 256  # steps
@@ -249,17 +249,14 @@ class Batch:
         assert run is not None and row.spec.guide is not None
         ids = run.ids[: row.spec.max_tokens - len(row.ids)]
         # A prompt's logprobs are over by now; those of an answer are wanted token by token.
-        is_taken = pays(len(ids), rows, self._run_share) and row.spec.top_logprobs is None
-        is_taken = is_taken and not row.forced
-        if self.lanes.pool_of(row) is not None or not run.is_sure:
-            is_taken = is_taken and self._may_retract
-        if not run.is_sure:
-            is_taken = is_taken and may_check(row)
-        taken = 0
-        if is_taken:
-            taken, logits = self._run(row, run, ids, place, logits)
+        is_supported = row.spec.top_logprobs is None and (run.is_sure or may_check(row))
+        is_tried = is_supported and not row.forced and pays(len(ids), rows, self._run_share)
+        took = Took(0, is_tried, is_supported)
+        if is_tried:
+            took, logits = self._run(row, run, ids, place, logits)
+        taken = took.count
         try:
-            row.spec.guide.took(taken)
+            row.spec.guide.took(took)
         except Exception as error:
             self.failed(row, error)
             return logits
@@ -277,25 +274,34 @@ class Batch:
 
     def _run(
         self, row: Row, run: Run, ids: Sequence[int], place: int, logits: mx.array
-    ) -> tuple[int, mx.array]:
-        """How many of the ids the row takes, all in its cache, and the step's logits after them."""
+    ) -> tuple[Took, mx.array]:
+        """What the row takes of the ids, all in its cache, and the step's logits after them."""
         if not run.is_sure:
             now = logits[place]
             if row.mask is not None:
                 now = mx.where(row.mask, now, -mx.inf)
             if drawn(row, now[None], (), 0, self.vocab_size) != [ids[0]]:
-                return 0, logits
-        after = self.lanes.run(row, ids)
-        mx.async_eval(after, *self.lanes.arrays)
-        taken = len(ids)
-        if not run.is_sure:
+                return Took(0), logits
+        taken, checkpoint_s = len(ids), 0.0
+        if run.is_sure:
+            after = self.lanes.run(row, ids)
+            mx.async_eval(after, *self.lanes.arrays)
+        else:
+            started = time.perf_counter()
+            trial = self.lanes.begin_trial(row, ids)
+            checkpoint_s = time.perf_counter() - started
+            after = self.lanes.run_trial(trial)
+            mx.async_eval(after, *self.lanes.arrays)
             masks = run.masks(len(ids) - 1) if run.masks is not None else ()
             found = drawn(row, after[:-1], masks, 1, self.vocab_size)
             taken = 1 + agreed(ids[1:], found)
-            if taken < len(ids):
-                self.lanes.cut(row, len(ids) - taken)
+            started = time.perf_counter()
+            self.lanes.end_trial(trial, taken)
+            mx.async_eval(*self.lanes.arrays)
+            checkpoint_s += time.perf_counter() - started
         own = after[taken - 1 : taken]
-        return taken, mx.concatenate([logits[:place], own, logits[place + 1 :]], axis=0)
+        logits = mx.concatenate([logits[:place], own, logits[place + 1 :]], axis=0)
+        return Took(taken, checkpoint_s=checkpoint_s), logits
 
     def take_run_tokens(self) -> int:
         """How many tokens came in runs since the last call."""

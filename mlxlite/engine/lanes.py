@@ -11,16 +11,28 @@ Everything here runs on the engine thread; positions are host numbers (`Row.leng
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
 from mlxlite.engine.memory import POOL_FACTOR, SHORT_COLUMNS, SPREAD
 from mlxlite.engine.row import Phase, Row
-from mlxlite.engine.slots import SLAB, Plan, slots_for
+from mlxlite.engine.slots import SLAB, Plan, copied, is_trimmable, leaves, slots_for
 
 _CPU_VIEW = 32  # columns
+
+
+@dataclass(slots=True)
+class Trial:
+    """A run that may be gone back on. kept: copies of what cannot be trimmed of a row of its own,
+    as it was before. caches: the row's, after it."""
+
+    row: Row
+    ids: Sequence[int]
+    kept: Sequence[Any] | None = None
+    caches: Sequence[Any] = ()
 
 
 class Pool:
@@ -108,14 +120,20 @@ class Pool:
         row.stepped += 1
         return logits[:, -1, :]
 
-    def run(self, row: Row, ids: Sequence[int]) -> mx.array:
-        """Logits (T, V) after each of several more tokens of one row."""
-        count, longest = len(ids), row.length + len(ids)
+    def run(self, row: Row, ids: Sequence[int]) -> tuple[mx.array, list[Any]]:
+        """Logits (T, V) after each of several more tokens of one row, and its layers' caches then,
+        which `take_back` puts in their place."""
+        index, longest = self.rows.index(row), row.length + len(ids)
         self._make_room(len(self.rows), longest)
-        self._plan.set(self.rows.index(row), [row.length], self._view(longest), count)
-        logits: mx.array = self._model(mx.array([list(ids)], dtype=mx.uint32), cache=self._slots)
-        row.stepped += count
-        return logits[0]
+        self._plan.set(index, [row.length], self._view(longest), len(ids))
+        caches = [slots.aside(index, row.length) for slots in self._slots]
+        logits: mx.array = self._model(mx.array([list(ids)], dtype=mx.uint32), cache=caches)
+        return logits[0], caches
+
+    def take_back(self, row: Row, caches: Sequence[Any]) -> None:
+        index = self.rows.index(row)
+        for slots, cache in zip(self._slots, caches, strict=True):
+            slots.back(index, cache)
 
     def _view(self, longest: int) -> int:
         """Columns that attention looks at. A GPU wants shapes that seldom change (decision D23), a
@@ -268,18 +286,50 @@ class Lanes:
 
     def run(self, row: Row, ids: Sequence[int]) -> mx.array:
         """Logits (T, V) after each of several more tokens of one row, in a forward of its own."""
+        logits, caches = self._run(row, ids)
+        self._settle(row, caches, len(ids))
+        return logits
+
+    def begin_trial(self, row: Row, ids: Sequence[int]) -> Trial:
+        """A `run` that may be gone back on, not run yet."""
+        if self.pool_of(row) is not None:
+            return Trial(row, ids)  # its slots stay as they are until the end
+        rest = [leaf for leaf in leaves(row.cache or []) if not is_trimmable(leaf)]
+        return Trial(row, ids, [tree_map(copied, leaf.state) for leaf in rest])
+
+    def run_trial(self, trial: Trial) -> mx.array:
+        """Logits (T, V) after each of its ids; `end_trial` has to follow."""
+        logits, trial.caches = self._run(trial.row, trial.ids)
+        return logits
+
+    def end_trial(self, trial: Trial, count: int) -> None:
+        """The row has the first `count` of the ids, one at least. Full attention forgets the rest;
+        with any other state the row goes again from where it was (spec 50 section 8.5)."""
+        row, caches, surplus = trial.row, trial.caches, len(trial.ids) - count
+        if surplus:
+            is_redone = not all(is_trimmable(leaf) for leaf in leaves(caches))
+            if trial.kept is not None:
+                states = iter(trial.kept)
+                for leaf in leaves(caches):
+                    if not is_trimmable(leaf):
+                        leaf.state = next(states)
+                    else:
+                        leaf.trim(len(trial.ids) if is_redone else surplus)
+            if is_redone:
+                _, caches = self._run(row, trial.ids[:count])
+        self._settle(row, caches, count)
+
+    def _run(self, row: Row, ids: Sequence[int]) -> tuple[mx.array, list[Any]]:
         if (pool := self.pool_of(row)) is not None:
             return pool.run(row, ids)
+        assert row.cache is not None
         logits: mx.array = self._model(mx.array([list(ids)], dtype=mx.uint32), cache=row.cache)
-        row.stepped += len(ids)
-        return logits[0]
+        return logits[0], row.cache
 
-    def cut(self, row: Row, count: int) -> None:
-        """Take a row's newest tokens back. Only for caches that can always drop them."""
-        row.stepped -= count
-        if self.pool_of(row) is None and row.cache is not None:
-            for part in row.cache:
-                part.trim(count)
+    def _settle(self, row: Row, caches: Sequence[Any], count: int) -> None:
+        row.stepped += count
+        if (pool := self.pool_of(row)) is not None:
+            pool.take_back(row, caches)
 
     @property
     def rows(self) -> list[Row]:

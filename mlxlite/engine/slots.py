@@ -30,6 +30,7 @@ from mlx_lm.models.cache import (  # noqa: E402  (after the bare package)
     ArraysCache,
     CacheList,
     KVCache,
+    QuantizedKVCache,
     RotatingKVCache,
 )
 
@@ -175,6 +176,15 @@ class Full:
         )
         return cache
 
+    def aside(self, slot: int, count: int) -> Any:
+        """What takes this layer's place in a forward of several tokens of one row; `back` follows,
+        or nothing was done. Full attention writes where it stands: what is behind a row's end is
+        nobody's."""
+        return self
+
+    def back(self, slot: int, cache: Any) -> None:
+        """What `aside` gave has the row's state now."""
+
     def move(self, source: int, target: int, count: int) -> None:
         """Copy a slot over another: out, evaluated, and in. Copied within the buffer at once, the
         whole buffer would be copied (engine-notes section 4)."""
@@ -245,6 +255,12 @@ class Ring(Full):
         cache.state = (parts[0], parts[1], count, 0, self.window, held)
         return cache
 
+    def aside(self, slot: int, count: int) -> Any:
+        return self.extract(slot, count)
+
+    def back(self, slot: int, cache: Any) -> None:
+        self._fill(slot, *self._read(cache))
+
     def move(self, source: int, target: int, count: int) -> None:
         super().move(source, target, min(count, self.window))
 
@@ -298,6 +314,14 @@ class States(ArraysCache):  # type: ignore[misc]  # mlx-lm is untyped; some mode
         ]
         return cache
 
+    def aside(self, slot: int, count: int) -> Any:
+        return self.extract(slot, count)
+
+    def back(self, slot: int, cache: Any) -> None:
+        for index, (mine, theirs) in enumerate(zip(self.cache, cache.cache, strict=True)):
+            if mine is not None and theirs is not None:
+                self.cache[index] = mx.concatenate([mine[:slot], theirs, mine[slot + 1 :]], axis=0)
+
     def move(self, source: int, target: int, count: int) -> None:
         for index, mine in enumerate(self.cache):
             if mine is not None:
@@ -331,6 +355,13 @@ class Several(CacheList):  # type: ignore[misc]  # mlx-lm is untyped
     def extract(self, slot: int, count: int) -> Any:
         return CacheList(*(each.extract(slot, count) for each in self.caches))
 
+    def aside(self, slot: int, count: int) -> Any:
+        return CacheList(*(each.aside(slot, count) for each in self.caches))
+
+    def back(self, slot: int, cache: Any) -> None:
+        for mine, theirs in zip(self.caches, cache.caches, strict=True):
+            mine.back(slot, theirs)
+
     def move(self, source: int, target: int, count: int) -> None:
         for each in self.caches:
             each.move(source, target, count)
@@ -349,9 +380,20 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
             yield cache
 
 
+def copied(value: Any) -> Any:
+    """A copy in memory of its own. mx.contiguous would keep a view of what already lies in one
+    piece, such as the keys of a model with a single head."""
+    return value * 1 if isinstance(value, mx.array) else value
+
+
 def is_cuttable(leaf: Any) -> bool:
     """Whether a cache's state at any earlier position is a part of its state now."""
     return type(leaf) in (KVCache, Full)
+
+
+def is_trimmable(leaf: Any) -> bool:
+    """Whether a cache can always drop its newest tokens, in place."""
+    return is_cuttable(leaf) or type(leaf) is QuantizedKVCache
 
 
 def merge(caches: Sequence[Any], parts: Sequence[Sequence[Any]], count: int) -> None:

@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlxlite.engine.lanes import Lanes
 from mlxlite.engine.prefix import Match
 from mlxlite.engine.row import Row
-from mlxlite.engine.slots import SLAB, is_cuttable, leaves
+from mlxlite.engine.slots import SLAB, copied, is_cuttable, leaves
 
 Pair = tuple[mx.array, mx.array]  # keys (1, H, T, D), values (1, H, T, D')
 
@@ -84,7 +84,7 @@ def state_of(row: Row, lanes: Lanes) -> State:
         if is_cuttable(leaf):
             continue
         own = leaf if lanes.pool_of(row) is None else leaf.extract(slot, row.length)
-        states.append(tree_map(_copied, own.state))
+        states.append(tree_map(copied, own.state))
     found = State(tuple(states))
     mx.eval(found._arrays)
     return found
@@ -99,7 +99,7 @@ def restore(match: Match, caches: list[Any]) -> None:
     place = 0
     for leaf in leaves(caches):
         if not is_cuttable(leaf):
-            leaf.state = tree_map(_copied, next(states))  # a window is written in place
+            leaf.state = tree_map(copied, next(states))  # a window is written in place
             continue
         columns = -(-(count + 1) // SLAB) * SLAB
         filled = []
@@ -125,14 +125,8 @@ def _place(row: Row, lanes: Lanes) -> tuple[Sequence[Any], int]:
 
 
 def _cut(pair: Pair, slot: int, start: int, stop: int) -> Pair:
-    keys, values = (_copied(each[slot : slot + 1, :, start:stop]) for each in pair)
+    keys, values = (copied(each[slot : slot + 1, :, start:stop]) for each in pair)
     return keys, values
-
-
-def _copied(value: Any) -> Any:
-    """A copy in memory of its own. mx.contiguous would keep a view of what already lies in one
-    piece, such as the keys of a model with a single head."""
-    return value * 1 if isinstance(value, mx.array) else value
 
 
 def _span(tokens: int, pairs: list[Pair]) -> KVSpan:

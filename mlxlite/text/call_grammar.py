@@ -44,16 +44,17 @@ def call_grammar(
     """
     rules = Rules(literal, writing.markers)
     bodies = []
-    for n, tool in enumerate(tools):
+    for tool in tools:
         function = tool["function"]
         if named not in ("", function["name"]):
             continue
-        field = f"tools[{n}].function"
+        # By name: surfaces have lists of their own, in which the place is another.
+        whose = f'the parameters of tool "{function["name"]}"'
         is_strict = function.get("strict") is True
         schema = _ANY
         if is_strict or not only_strict:
-            schema = _arguments(function, f"{field}.parameters", is_closed)
-        bodies.append(_body(rules, writing, function, schema, field, is_strict))
+            schema = _arguments(function, whose, is_closed)
+        bodies.append(_body(rules, writing, function, schema, is_strict))
     call = rules.add(" | ".join(bodies))
     start = _start(rules, writing, call, is_forced, most_calls)
     return "\n".join([f"start: {start}", *rules.lines()])
@@ -85,7 +86,6 @@ def _body(
     writing: Writing,
     function: Mapping[str, JSON],
     schema: Mapping[str, JSON],
-    field: str,
     is_strict: bool,
 ) -> str:
     name = function["name"]
@@ -95,19 +95,22 @@ def _body(
     try:
         return writing.call(rules, Function(name, schema, known, is_strict))
     except Inexpressible as error:
-        why = f"{field} cannot be enforced: {error}"
+        why = f'calls of tool "{name}" cannot be enforced: {error}'
         if is_strict:
-            raise BadRequest(why, param=field) from None
+            raise BadRequest(why, param="tools") from None
     try:
         return writing.call(rules, Function(name, _ANY, known))
     except Inexpressible:
-        raise BadRequest(why, param=field) from None
+        raise BadRequest(why, param="tools") from None
 
 
-def _arguments(function: Mapping[str, JSON], field: str, is_closed: bool) -> Mapping[str, JSON]:
-    schema = json.loads(schema_text(function.get("parameters") or {}, field))
+def _arguments(function: Mapping[str, JSON], whose: str, is_closed: bool) -> Mapping[str, JSON]:
+    try:
+        schema = json.loads(schema_text(function.get("parameters") or {}, whose))
+    except BadRequest as error:
+        raise BadRequest(error.message, param="tools", code=error.code) from None
     if schema.setdefault("type", "object") != "object":
-        raise BadRequest(f"{field} must describe an object", param=field)
+        raise BadRequest(f"{whose} must describe an object", param="tools")
     if is_closed and (schema.get("properties", schema) in ({}, _ANY)):
         schema.setdefault("additionalProperties", False)  # it has no parameters
     schema = separated(schema)

@@ -20,7 +20,7 @@ from mlxlite.text.grammar import Grammar, Grammars, Matcher
 from mlxlite.text.sink import Sink
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.text.tools.watched import Watch, spelled_ids
-from mlxlite.types import Run, Verdict
+from mlxlite.types import Run, Took, Verdict
 
 
 class TextGuide:
@@ -64,7 +64,7 @@ class TextGuide:
             return Verdict(keep=0, forced=self._force())
         return Verdict(keep=len(ids))
 
-    def took(self, count: int) -> None:
+    def took(self, what: Took) -> None:
         """It proposes no runs."""
 
     def _is_over(self) -> bool:
@@ -220,8 +220,8 @@ class GrammarGuide:
                 return Verdict(kept, stop=True)
         return self._jumping(Verdict(kept, forced=forced, mask=mask))
 
-    def took(self, count: int) -> None:
-        self._due = count
+    def took(self, what: Took) -> None:
+        self._due = what.count
 
     def _jumping(self, verdict: Verdict) -> Verdict:
         """The verdict, with the run that the grammar leaves no choice about."""

@@ -16,6 +16,7 @@ import { branch } from "./tree.js";
 export const live = new Map();
 
 const AGAIN_MS = 5000; // after a save that failed
+const WORDS = "mlxlite-last-words:"; // and the chat's id, in sessionStorage
 
 let made = 0;
 
@@ -53,6 +54,7 @@ export class Conversation {
       chat.messages.set(message.key, message);
     }
     chat.leaf = session.leaf === null || session.leaf === undefined ? null : String(session.leaf);
+    chat.#hearLastWords();
     return chat;
   }
 
@@ -164,12 +166,44 @@ export class Conversation {
     return body;
   }
 
-  /** The page goes: what is known of a running answer is sent without waiting. */
+  /** The page goes: what is known of a running answer is sent without waiting, and kept in this tab,
+   * since the page that comes next may ask before it has arrived (and a browser sends 64 kB at most). */
   lastWords() {
     const message = this.run?.message;
-    if (!message || message.saved === null || this.id === null) return;
+    if (!message || this.id === null || isUnborn(message)) return;
+    const parent = this.messages.get(message.parent)?.saved ?? null;
+    if (message.saved === null && parent === null) return;
+    const words = { saved: message.saved, parent, ...answered(message) };
+    try {
+      sessionStorage.setItem(WORDS + this.id, JSON.stringify(words));
+    } catch {
+      // Storage may be off or full; what is sent below is then all.
+    }
+    if (message.saved === null) return; // it is just being sent; twice would be two answers
     const path = `/api/sessions/${encodeURIComponent(this.id)}/messages/${message.saved}`;
     send("PATCH", path, answered(message), { keepalive: true }).catch(() => {});
+  }
+
+  /** Takes over what the page before this one knew of an answer, where the server knows less. */
+  #hearLastWords() {
+    let words = null;
+    try {
+      words = JSON.parse(sessionStorage.getItem(WORDS + this.id));
+      sessionStorage.removeItem(WORDS + this.id);
+    } catch {
+      return; // no storage, or not ours
+    }
+    if (!words) return;
+    const isIts = ({ saved, parent, role }) =>
+      words.saved === null ? role === "assistant" && parent === String(words.parent) : saved === words.saved;
+    const goesOn = (message) => isIts(message) && words.content.startsWith(message.content) &&
+      (words.reasoning ?? "").startsWith(message.reasoning);
+    let message = [...this.messages.values()].find(goesOn);
+    if (!message && words.saved !== null) return; // deleted or edited meanwhile
+    message ??= this.add(String(words.parent), "assistant", "");
+    const { content, usage, reasoning = "", tool_calls = [] } = words;
+    Object.assign(message, { content, usage, reasoning, tool_calls, isDirty: true });
+    this.sync();
   }
 }
 

@@ -30,7 +30,9 @@ const samples = new Samples(at("sample-form"), at("samples"), {
 });
 const editor = new Editor(at("plot"), (now) => changed(now));
 const table = new PointTable(at("points"), editor);
-const keep = debounced(300, () => problem(points) === null && keepPoints(points));
+const keep = () => problem(points) === null && keepPoints(points);
+const keepSoon = debounced(300, keep);
+addEventListener("pagehide", keep); // whoever goes within those 300 ms finds the curve again, too
 
 function changed(now) {
   points = now;
@@ -42,7 +44,7 @@ function changed(now) {
   at("json").textContent = `{"curve": {"space": "logprob", "monotonic": true, "points": [\n${points.map((one) => `  ${JSON.stringify(one)}`).join(",\n")}\n]}}`;
   shares.show(bins, wrong ? null : pieces(points));
   table.show(points);
-  keep();
+  keepSoon();
 }
 
 // ------------------------------------------------------------------------------------ signal

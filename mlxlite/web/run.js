@@ -71,7 +71,9 @@ export class Run {
         const choice = frame.choices?.[0];
         if (!choice) continue;
         finish = choice.finish_reason ?? finish;
-        if (this.#take(choice)) this.#progressed();
+        if (!this.#take(choice)) continue;
+        if (this.text_tokens === 1) this.#save(); // from here on it has a row that may be told more
+        this.#progressed();
       }
       this.#end("done", usage, finish);
     } catch (error) {

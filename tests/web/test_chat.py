@@ -166,6 +166,38 @@ def test_reload_in_the_middle(page: Page, stage: Stage, shoot: Shoot) -> None:
     assert wait_answer(page, 1).startswith("Once upon")
 
 
+def test_last_words(page: Page, stage: Stage) -> None:
+    """The page that comes next may ask before the last words of the one before it have arrived, as
+    where they never do."""
+    stage.engine.says("Once upon a time there was a king who had three daughters.")
+    stage.engine.hold_after = 9
+    open_chat(page, stage.url)
+    say(page, "A story")
+    session = wait_saved(page)
+    page.wait(f"document.querySelector('{ANSWERS} .prose')?.innerText.startsWith('Once')")
+    page.press("Escape")
+    page.wait_for(lambda: state(stage, session) == "stopped", "the stopped answer to be saved")
+    page.run(
+        "{ const real = fetch; window.fetch = (path, more) => more?.method === 'PATCH'"
+        " ? new Promise(() => {}) : real(path, more); }"
+    )
+    stage.engine.says(" And so on for ever.")
+    page.click(".aside .button")
+    page.wait(f"document.querySelector('{ANSWERS} .prose').innerText.includes('And so')")
+    page.reload()
+    page.wait("document.querySelector('.aside')?.innerText.includes('cut off')")
+    assert "And so" in page.text(f"{ANSWERS} .prose")
+    page.wait_for(lambda: state(stage, session) == "streaming", "the last words to be saved")
+    assert "And so" in stage.session(session)["messages"][1]["content"]
+    assert len(stage.session(session)["messages"]) == 2
+
+
+def state(stage: Stage, session: str) -> str:
+    """How far the answer is, as the server knows it."""
+    messages = stage.session(session)["messages"]
+    return messages[1]["usage"]["state"] if len(messages) > 1 else ""
+
+
 def test_branches(page: Page, stage: Stage, shoot: Shoot) -> None:
     """Editing and asking again make branches; arrows move between them; the choice is kept."""
     open_chat(page, stage.url)

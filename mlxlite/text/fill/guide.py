@@ -16,7 +16,9 @@ from mlxlite.text.fill.plan import FEWEST, Policy, Proposal
 from mlxlite.text.fill.session import Counters, Session
 from mlxlite.text.fill.trace import Record, Trace
 from mlxlite.text.guides import TextGuide
-from mlxlite.types import Run, Verdict
+from mlxlite.types import Run, Took, Verdict
+
+_UNTOLD = Took(0, is_tried=False)  # the row ended before its run's turn came
 
 
 class FillGuide:
@@ -76,14 +78,16 @@ class FillGuide:
             self.may_steer = self._text is not None and self._text.may_steer
         return self._next_piece(len(ids))
 
-    def took(self, count: int) -> None:
+    def took(self, what: Took) -> None:
         assert self._open is not None and self._piece, "no run was proposed"
         piece, self._piece = self._piece, ()
-        self._count += count
-        self._taken.extend(piece[:count])
+        self._count += what.count
+        self._taken.extend(piece[: what.count])
         left = len(self._open.ids) - self._count
-        if count < len(piece) or left < FEWEST:  # a single id saves nothing
-            self._settle()
+        if what.count < len(piece) or left < FEWEST:  # a single id saves nothing
+            self._settle(what)
+        else:
+            self.session.counters.checkpoint_ms += what.checkpoint_s * 1000
 
     def _next_piece(self, keep: int) -> Verdict:
         """The verdict on what was seen, with the next run of the open proposal, if one is due."""
@@ -99,12 +103,12 @@ class FillGuide:
         self._piece = ids[: self._chunk] if is_sure and self._chunk else ids
         return Verdict(keep, run=Run(self._piece, is_sure))
 
-    def _settle(self) -> None:
-        """Nothing more of the open proposal will be taken."""
+    def _settle(self, last: Took = _UNTOLD) -> None:
+        """Nothing more of the open proposal will be taken. last: what became of its last run."""
         proposal, self._open = self._open, None
         if proposal is None:
             return
-        self.session.commit(proposal, self._count)
+        self.session.commit(proposal, self._count, last)
         if self._trace is not None:
             self._record = Record(proposal, self._began, self._count)
             if proposal.policy is Policy.ASSERT or self._count == len(proposal.ids):

@@ -28,7 +28,7 @@ from mlxlite.text.fill.plan import (
     StrictPlan,
     View,
 )
-from mlxlite.types import JSON
+from mlxlite.types import JSON, Took
 
 
 class Consent(Protocol):
@@ -47,8 +47,7 @@ class Consent(Protocol):
 class Counters:
     """What a session did; the names of spec 50 section 10, which go out in camel case.
 
-    wasted_samples is 0 here: a draw is made after the guide spoke. verify_unsupported and
-    checkpoint_ms are the engine's to know; a run that it could not take is one rejected in full.
+    wasted_samples is 0 here: a draw is made after the guide spoke.
     """
 
     events: int = 0
@@ -180,13 +179,18 @@ class Session:
         for source in self._sources:
             source.observe(ids)
 
-    def commit(self, proposal: Proposal, count: int) -> None:
-        """So many ids of the open proposal are the next ones of the answer; 0: it was declined."""
+    def commit(self, proposal: Proposal, count: int, last: Took | None = None) -> None:
+        """So many ids of the open proposal are the next ones of the answer; 0: it was declined.
+        last: what the engine said of it, or of its last part."""
         assert proposal is self._open, "not the proposal that is open"
         self._open = None
         count = min(max(count, 0), len(proposal.ids))
         counters = self.counters
-        if proposal.policy is Policy.VERIFY:
+        last = last or Took(count)
+        counters.checkpoint_ms += last.checkpoint_s * 1000
+        if proposal.policy is Policy.VERIFY and not last.is_supported:
+            counters.verify_unsupported += 1
+        elif proposal.policy is Policy.VERIFY and last.is_tried:
             counters.verify_events += count > 0
             counters.verify_accepted += count
             counters.verify_rejected += len(proposal.ids) - count
