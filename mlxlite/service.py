@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from mlxlite import __version__, colours
+from mlxlite import __version__, colours, heap
 from mlxlite.background import Jobs
 from mlxlite.chats import Chats
 from mlxlite.config import Settings
@@ -90,6 +90,7 @@ class Service:
         self.chats = Chats(settings.home / "chats.sqlite3")
         self.jobs = Jobs()
         self.created = int(time.time())
+        self.owns_process = False  # set by `app`: nobody else's objects are in it
         self.metrics = Metrics()
         self.endpoints: tuple[str, ...] = ()  # paths, once there is a router
         self.model_folder: Path | None = None
@@ -183,24 +184,25 @@ class Service:
                 ) from None
             raise Busy("other grammars are being compiled; try again later") from None
 
-    async def open_grammars(self) -> None:
-        """Make the vocabulary of grammars as soon as nobody waits for an answer, since that stalls
-        all of them (`grammar._vocabulary`); a form that is asked for earlier does it itself."""
+    async def get_ready(self) -> None:
+        """Do what stalls all answers as soon as nobody waits for one: the vocabulary of grammars
+        (`grammar._vocabulary`; a form that is asked for earlier makes it itself), and `heap.keep`.
+        """
         preparation = await self.preparation()
-        if self.settings.grammar in OFF:
-            return
         while True:
             await self.leases.drained()
             await asyncio.sleep(_QUIET_S)  # nothing tells that nothing comes
             if not self.leases.held:
                 break
-        try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._compilers, preparation.grammars.prepare
-            )
-        except Exception:
-            # Whoever asks for a form is told then.
-            log.warning("the vocabulary of grammars cannot be made", exc_info=True)
+        loop = asyncio.get_running_loop()
+        if self.settings.grammar not in OFF:
+            try:
+                await loop.run_in_executor(self._compilers, preparation.grammars.prepare)
+            except Exception:
+                # Whoever asks for a form is told then.
+                log.warning("the vocabulary of grammars cannot be made", exc_info=True)
+        if self.owns_process:
+            await loop.run_in_executor(self._compilers, heap.keep)
 
     async def fingerprint(self) -> str:
         """Changes when the same request and seed may give another answer."""

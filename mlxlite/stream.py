@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from mlxlite.errors import EngineFault
 from mlxlite.metrics import Metrics
 from mlxlite.prepare import Prepared
-from mlxlite.recent import decode_rate
+from mlxlite.recent import Running, decode_rate
 from mlxlite.session import Sessions
 from mlxlite.text.fill.guide import FillGuide
 from mlxlite.text.sink import Sink
@@ -59,12 +59,17 @@ async def deltas(
     began_s = time.time()
     session = sessions.open(prepared.spec)
     sink = prepared.make_sink()
+    running = Running(label, began_s, len(prepared.spec.prompt_ids))
+    if metrics is not None:
+        metrics.recent.began(running)
     done: Done | None = None
     try:
         yield Delta()
         while done is None:
             event = await session.take()
             done = event.done
+            if event.ids:
+                running.came(len(event.ids))
             # Without a limit the prompt's log-probabilities are all that was asked for.
             pieces = _pushed(sink, event) if prepared.limit or not event.ids else []
             if done is not None and done.finish in _FINISH:
@@ -74,8 +79,8 @@ async def deltas(
     finally:
         if done is None:
             session.close()
-            _record_end(label, began_s, None, metrics)
-    _record_end(label, began_s, done, metrics)
+            _record_end(running, None, metrics)
+    _record_end(running, done, metrics)
     (await session.settled()).raise_if_not_completed()
     usage = _usage(done, sink)
     guide = prepared.spec.guide
@@ -166,14 +171,15 @@ def _usage(done: Done, sink: Sink) -> Usage:
     )
 
 
-def _record_end(label: str, began_s: float, done: Done | None, metrics: Metrics | None) -> None:
+def _record_end(running: Running, done: Done | None, metrics: Metrics | None) -> None:
     """One record a row, at its end, never its text: for the log, `/metrics` and `/api/requests`.
 
     done: None if its client left before.
     """
+    label = running.label
     if metrics is not None:
         metrics.ended(label.partition(" ")[2], done)
-        metrics.recent.ended(label, began_s, done)
+        metrics.recent.ended(running, done)
     if done is None:
         log.info("%s: client left", label)
         return

@@ -9,10 +9,11 @@ chosen by the arithmetic of `models/fit`:
               stopped, the new one is loaded, and who waits is answered by it
 
 If the new model does not load, the old one stays (beside), or is loaded again and answers those
-that wait (in turn). No answer is cut off either way. While both are there, what the old one may
-still grow by is what it admitted; the new one counts as if it were alone, so for that time the
-reserve of a quarter of the memory bears the difference. Owned by the event loop; loading, stopping
-and reading happen on threads.
+that wait (in turn); the same if the change is cancelled, which it can be until it is done. No
+answer is cut off either way. While both are there, what the old one may still grow by is what it
+admitted; the new one counts as if it were alone, so for that time the reserve of a quarter of the
+memory bears the difference. Owned by the event loop; loading, stopping and reading happen on
+threads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlxlite.errors import BadRequest, Conflict, EngineDown, MlxliteError
+from mlxlite.errors import BadRequest, Conflict, EngineDown, MlxliteError, NotFound
 from mlxlite.models import fit, library
 from mlxlite.models.library import LocalModel
 from mlxlite.prepare import Preparation
@@ -61,20 +62,25 @@ class Loader:
 
 
 class Swap:
-    """One change of the model. state: loading, draining, done or failed."""
+    """One change of the model. state: loading, draining, cancelling; done, failed or cancelled."""
 
     def __init__(self, model: str, previous: str, way: str) -> None:
         self.model = model
         self.previous = previous
         self.way = way  # beside or in turn
         self.state = "loading"
+        self.cancelled = asyncio.Event()
         self.error: str | None = None
         self.started_at = time.time()
         self.finished_at: float | None = None
 
     @property
     def is_under_way(self) -> bool:
-        return self.state in ("loading", "draining")
+        return self.state in ("loading", "draining", "cancelling")
+
+
+class _TakenBack(Exception):
+    """A change was cancelled, and what it began is undone."""
 
 
 class Swaps:
@@ -154,6 +160,14 @@ class Swaps:
         log.info("serving %s instead of %s, loaded %s", swap.model, swap.previous, way)
         self._task = asyncio.create_task(self._run(swap, change(swap, model, old), model.folder))
 
+    def cancel(self) -> None:
+        """Take back the change that is under way; `row` tells when it has. Raises NotFound."""
+        swap = self.newest
+        if swap is None or not swap.is_under_way:
+            raise NotFound("no change of the model is under way", code="no_change")
+        swap.state = "cancelling"
+        swap.cancelled.set()
+
     def begin_close(self) -> None:
         """No more changes; who waits for a model is told so."""
         self._is_closed = True
@@ -184,10 +198,13 @@ class Swaps:
             await change
             swap.state = "done"
             self._stop_readying()
-            self._readying = asyncio.create_task(self._serving.now.open_grammars())
+            self._readying = asyncio.create_task(self._serving.now.get_ready())
         except asyncio.CancelledError:
             swap.state, swap.error = "failed", "the server is stopping"
             raise
+        except _TakenBack:
+            swap.state = "cancelled"
+            log.info("%s is not served: cancelled", swap.model)
         except Exception as error:
             swap.state, swap.error = "failed", _one_line(error)
             # A client need not know where models lie.
@@ -200,15 +217,21 @@ class Swaps:
             self._leaving = None
 
     async def _beside(self, swap: Swap, model: LocalModel, old: Service) -> None:
-        engine, preparation = await self._load(model)
+        engine, preparation = await self._load(model, swap)
         new = old.successor()
         new.take(engine, swap.model, engine.folder)
         new.opened(preparation)
-        leaving_engine = self._engine
+        leaving = self._engine, self._model
         self._serving.now, self._engine, self._model = new, engine, model
         swap.state, self._leaving = "draining", old
-        await old.leases.drained()
-        await self._stop(leaving_engine)
+        if not await _drained(swap, old):
+            # The old model is still here and takes over again; the new one ends what it began.
+            self._serving.now, (self._engine, self._model) = old, leaving
+            self._leaving = new
+            await new.leases.drained()
+            await self._stop(engine)
+            raise _TakenBack
+        await self._stop(leaving[0])
 
     async def _in_turn(self, swap: Swap, model: LocalModel, old: Service) -> None:
         leaving_engine, leaving_model = self._engine, self._model
@@ -216,13 +239,20 @@ class Swaps:
         new.take(_Vacant(leaving_engine), swap.model, None)
         self._serving.now, self._leaving = new, old
         swap.state = "draining"
-        await old.leases.drained()
+        if not await _drained(swap, old):
+            # The old model still runs, and answers those that wait, too.
+            new.take(leaving_engine, swap.previous, leaving_engine.folder)
+            new.opened(await _outcome(old))
+            self._serving.now, self._leaving = old, new
+            await new.leases.drained()
+            raise _TakenBack
         await self._stop(leaving_engine)
-        swap.state = "loading"
+        if not swap.cancelled.is_set():
+            swap.state = "loading"
         try:
-            engine, preparation = await self._load(model)
+            engine, preparation = await self._load(model, swap)
         except Exception as error:
-            log.warning("%s does not load; going back to %s", swap.model, swap.previous)
+            log.warning("%s is not loaded; going back to %s", swap.model, swap.previous)
             await self._go_back(new, leaving_model)
             raise error
         self._engine, self._model = engine, model
@@ -241,8 +271,11 @@ class Swaps:
         service.take(engine, self._loader.name(model), engine.folder)
         service.opened(preparation)
 
-    async def _load(self, model: LocalModel) -> tuple[StartedEngine, Preparation]:
-        """Raises what keeps it from loading; nothing of it is left then."""
+    async def _load(
+        self, model: LocalModel, swap: Swap | None = None
+    ) -> tuple[StartedEngine, Preparation]:
+        """Raises what keeps it from loading, which may be that the swap is cancelled; nothing of it
+        is left then."""
         starting = asyncio.ensure_future(asyncio.to_thread(self._loader.start, model))
         try:
             engine = await asyncio.shield(starting)
@@ -250,15 +283,50 @@ class Swaps:
             self._alive.append(await starting)
             raise
         self._alive.append(engine)
+        opening = asyncio.ensure_future(asyncio.to_thread(self._loader.open, engine, model))
         try:
-            return engine, await asyncio.to_thread(self._loader.open, engine, model)
+            if swap is not None and not await _before_cancel(swap, opening):
+                raise _TakenBack
+            return engine, await opening
         except Exception:
             await self._stop(engine)
+            await asyncio.wait([opening])  # it ends with its engine
+            opening.exception()  # of no more interest
+            raise
+        except asyncio.CancelledError:
+            opening.cancel()
             raise
 
     async def _stop(self, engine: StartedEngine) -> None:
         await asyncio.to_thread(engine.stop)
         self._alive.remove(engine)
+
+
+async def _before_cancel(swap: Swap, work: asyncio.Future[Any]) -> bool:
+    """Wait for the work, or until the swap is cancelled, which makes it False."""
+    cancel = asyncio.create_task(swap.cancelled.wait())
+    try:
+        await asyncio.wait([work, cancel], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        cancel.cancel()
+    return not swap.cancelled.is_set()
+
+
+async def _drained(swap: Swap, service: Service) -> bool:
+    """Wait until its answers are over, or until the swap is cancelled, which makes it False."""
+    waiting = asyncio.create_task(service.leases.drained())
+    try:
+        return await _before_cancel(swap, waiting)
+    finally:
+        waiting.cancel()
+
+
+async def _outcome(service: Service) -> Preparation | Exception:
+    """What `opened` was told."""
+    try:
+        return await service.preparation()
+    except Exception as error:
+        return error
 
 
 class _Vacant:

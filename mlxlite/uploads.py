@@ -6,7 +6,7 @@
 
 A piece is appended where the last one ended, so an upload that broke off goes on, after a restart
 too: its name on the disk is made of what the file is called, how long it is and when it changed. No
-name from a request is part of a path. The header is read as soon as it can be: what is no GGUF
+name from a request is part of a path. The header is read as soon as it is here: what is no GGUF
 file, or one that cannot be imported, is refused before the rest is sent. Files are touched on
 threads; the registry is the event loop's.
 """
@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ from mlxlite.errors import (
 )
 from mlxlite.models.download import require_space
 from mlxlite.models.gguf_config import plan_snapshot
-from mlxlite.models.gguf_file import read_gguf
+from mlxlite.models.gguf_file import NotHere, read_gguf
+from mlxlite.models.gguf_tokenizer import check_kind
 
 FOLDER = "uploads"
 PIECE_BYTES = 8 << 20  # a body is collected in memory, and its limit is 32 MiB
@@ -207,18 +209,16 @@ def _check(upload: Upload) -> bool:
     with open(upload.path, "rb") as file:
         if not _MAGIC.startswith(file.read(4)[: min(4, upload.offset)]):
             raise ModelError(f"{upload.path}: not a GGUF file: it does not begin with GGUF")
-    # The table of tensors must lie within the file: for a moment the file is as long as it will be.
     try:
-        os.truncate(upload.path, upload.n_bytes)
-        with read_gguf(upload.path) as gguf:
-            plan_snapshot(gguf)
-        return True
-    except ModelError:
-        if upload.offset >= min(HEADER_BYTES, upload.n_bytes):
-            raise
-        return False  # zeros stand where the rest of the header will be
-    finally:
-        os.truncate(upload.path, upload.offset)
+        with read_gguf(upload.path, upload.n_bytes) as gguf:
+            check_kind(gguf)
+            with suppress(NotHere):  # a few numbers among the weights; the import looks at them
+                plan_snapshot(gguf)
+    except NotHere:
+        if upload.offset >= HEADER_BYTES:
+            raise ModelError(f"{upload.path}: its header is of no sane length") from None
+        return False
+    return True
 
 
 def _require_idle(upload: Upload) -> None:

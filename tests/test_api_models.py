@@ -15,6 +15,7 @@ import pytest
 
 from mlxlite import uploads
 from mlxlite.models import catalogue, download
+from mlxlite.models.gguf_file import read_gguf
 from tests import tiny
 from tests.gguf_writer import tiny_gguf
 from tests.live import LiveApp, Reply
@@ -189,11 +190,45 @@ def test_what_is_no_gguf_is_refused(
 
 
 def test_refused_after_its_first_bytes(server: LiveApp, gguf: Path) -> None:
-    """Not after gigabytes: a wrong beginning at once; a good header is seen before the rest."""
+    """Not after gigabytes: a wrong beginning at once, what cannot be imported by its header."""
     upload = begin(server, gguf, size=10**9).json()["upload"]
     reply = put(server, upload["id"], 0, b"PK\x03\x04" + b"\0" * 100)
     assert reply.status == 400 and "does not begin with GGUF" in reply.error["message"]
     assert server.ask("DELETE", f"/api/imports/{upload['id']}").status == 404
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"a kind": ""}, "'blk.0.attn_v.weight' is stored as IQ4_NL, which is not supported"),
+        ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported"),
+        ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken' is not supported"),
+    ],
+)
+def test_refused_by_its_header(
+    server: LiveApp, tmp_path: Path, home: Path, changes: dict[str, str], reason: str
+) -> None:
+    """As soon as the header is whole and not before; a good one is not, though weights that its
+    plan looks at (rope_freqs, the last ones here) are still to come."""
+    path = tiny_gguf(tmp_path / "m.gguf", "llama", "Q4_0", changes, rope_freqs=[1.0] * 32)[0]
+    with read_gguf(path) as file:
+        header_bytes = min(entry.start for entry in file.tensors.values())
+    content = path.read_bytes()
+    if "a kind" in changes:  # Q4_0 and IQ4_NL have blocks of the same size
+        at = content.index(b"blk.0.attn_v.weight") + 19 + 4 + 16
+        content = content[:at] + b"\x14" + content[at + 1 :]
+    upload = begin(server, path).json()["upload"]
+    for start, stop in ((0, 3), (3, 1000), (1000, header_bytes - 40)):
+        assert put(server, upload["id"], start, content[start:stop]).status == 200
+    reply = put(server, upload["id"], stop, content[stop:header_bytes])
+    if not reason:
+        assert reply.status == 200
+        assert put(server, upload["id"], header_bytes, content[header_bytes:]).status == 200
+        return
+    assert (reply.status, reply.error["param"]) == (400, "file")
+    assert reason in reply.error["message"] and str(home) not in reply.error["message"]
+    assert list((home / "uploads").iterdir()) == []
 
 
 @pytest.mark.parametrize(

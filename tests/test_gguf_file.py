@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxlite.errors import ModelError
-from mlxlite.models.gguf_file import GgufFile, read_gguf
+from mlxlite.models.gguf_file import GgufFile, NotHere, read_gguf
 from tests.gguf_writer import string, write_gguf
 
 METADATA: dict[str, Any] = {
@@ -93,6 +93,34 @@ def test_cut_anywhere_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(raw[:length])
         with pytest.raises(ModelError, match="cut.gguf"):
             read_gguf(path)
+
+
+def test_one_that_is_still_arriving(tmp_path: Path) -> None:
+    """Its header is good as soon as it is whole; until then nothing is said against it."""
+    whole = written(tmp_path)
+    raw = whole.read_bytes()
+    with read_gguf(whole) as file:
+        first = min(file.tensors.values(), key=lambda entry: entry.start)
+        wanted = {name: entry.start for name, entry in file.tensors.items()}
+    path = tmp_path / "coming.gguf"
+    n_waits = 0
+    for length in range(4, len(raw) + 1):
+        path.write_bytes(raw[:length])
+        try:
+            with read_gguf(path, len(raw)) as file:
+                assert {name: entry.start for name, entry in file.tensors.items()} == wanted
+                if length < first.start + first.n_bytes:
+                    with pytest.raises(NotHere, match="has not arrived yet"):
+                        file.tensor_bytes(first)
+                else:
+                    assert len(file.tensor_bytes(first)) == first.n_bytes
+        except NotHere:
+            n_waits += 1
+            assert length < first.start
+    assert first.start - 32 < n_waits + 4 <= first.start  # but for the padding
+    path.write_bytes(raw[:-40])
+    with pytest.raises(ModelError, match="the file is cut short"):
+        read_gguf(path, len(raw) - 40)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from mlxlite.errors import ModelError
 from mlxlite.models import gguf_import
 from mlxlite.models.gguf_blocks import DECODERS, dequantise
-from mlxlite.models.gguf_config import FAMILIES, llama3_divisors
+from mlxlite.models.gguf_config import FAMILIES, PACKED, llama3_divisors
 from mlxlite.models.gguf_file import BLOCK_TYPES, read_gguf
 from mlxlite.models.gguf_import import import_gguf, rotary_order
 from mlxlite.models.library import describe, weight_files
@@ -251,6 +251,10 @@ def test_unknown_block_kind_names_tensor_and_kind(tmp_path: Path) -> None:
     path.write_bytes(raw[:at] + b"\x14" + raw[at + 1 :])
     with pytest.raises(ModelError, match="'blk.0.attn_v.weight' is stored as IQ4_NL"):
         import_gguf(path, tmp_path)
+
+
+def test_kinds_that_are_promised_can_be_read() -> None:
+    assert tuple(DECODERS) == PACKED
 
 
 def test_a_flipped_header_byte_never_crashes(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,17 +1,22 @@
-"""Large blocks that are freed go back to the system, whatever stays between them.
+"""Large blocks that are freed go back to the system, whatever stays between them; what stays is not
+collected.
 
-Nothing but the process's own size can tell. Where the system does not tell it, or the heap is not
-glibc's, there is nothing to test.
+Of the former, nothing but the process's own size can tell. Where the system does not tell it, or
+the heap is not glibc's, there is nothing to test.
 """
 
 from __future__ import annotations
 
 import platform
+import queue
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mlxlite import heap
+from mlxlite import app, heap
+from mlxlite.service import Service
 from tests import live
 from tests.footprint import HAS_PROC
 
@@ -21,7 +26,8 @@ IS_GLIBC = platform.libc_ver()[0] == "glibc" and HAS_PROC
 # heap was settled, and what the process has grown by.
 HOLES = """
 import os
-from mlxlite import heap
+from mlxlite import app, heap
+from mlxlite.service import Service
 from tests.footprint import resident_bytes
 
 is_settled = heap.settle()
@@ -50,3 +56,53 @@ def test_a_heap_that_the_user_tuned_is_left_alone(
 ) -> None:
     monkeypatch.setenv(name, "1")
     assert not heap.settle()
+
+
+COLLECTIONS = """
+import gc, time
+from mlxlite import app, heap
+
+def whole():
+    began_s = time.perf_counter()
+    gc.collect()
+    return time.perf_counter() - began_s
+
+gc.collect()
+before, _ = min(whole() for _ in range(5)), heap.keep()
+kept = gc.get_freeze_count()
+print(before / min(whole() for _ in range(5)), kept)
+later = [[] for _ in range(9)]
+later.append(later)
+heap.keep()
+print(gc.get_freeze_count() - kept)
+"""
+
+
+def test_what_is_kept_is_not_looked_at_again(tmp_path: Path) -> None:
+    done = live.run(tmp_path, script=COLLECTIONS)
+    times, kept, later = done.stdout.split()
+    assert float(times) > 4 and int(kept) > 20_000 and int(later) >= 10, done
+
+
+@pytest.mark.slow
+def test_a_server_keeps_once_it_is_quiet(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the process is its own: there, after the start and after a change of the model."""
+    kept: queue.Queue[bool] = queue.Queue()
+    monkeypatch.setattr(heap, "keep", lambda: kept.put(True))
+    shutil.copytree(tiny_folder, tmp_path / "models" / "other")
+    with live.LiveApp(tiny_folder, home=str(tmp_path)) as server:
+        server.chat()
+    assert kept.empty(), "a process of others"
+
+    class Owner(Service):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.owns_process = True
+
+    monkeypatch.setattr(app, "Service", Owner)
+    with live.LiveApp(tiny_folder, home=str(tmp_path)) as server:
+        assert kept.get(timeout=live.WAIT_S)
+        server.ask("POST", "/api/models/serve", {"model": "other"})
+        assert kept.get(timeout=live.WAIT_S)

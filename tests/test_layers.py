@@ -136,6 +136,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "download",
             "hub_token",
             "hub",
+            "wheel",
             "gc",
             "install",
             "child",
@@ -264,7 +265,7 @@ HOMES: dict[str, set[str]] = {
     "pygments": {"colours"},
     "llguidance": {"text/grammar"},
     "sqlite3": {"database", "store", "chats"},
-    "subprocess": {"models/download", "bench/inside", "bench/servers"},
+    "subprocess": {"models/wheel", "bench/inside", "bench/servers"},
     "argparse": {"cli"},
     "asyncio": {
         "http/routing",

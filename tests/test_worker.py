@@ -9,6 +9,7 @@ import dataclasses
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,18 @@ def test_tokens_come_one_by_one(engine: Worker) -> None:
     heard = ask(engine, max_tokens=5)
     assert [len(event.ids) for event in heard.events] == [1] * 5
     assert [event.done is not None for event in heard.events] == [False] * 4 + [True]
+
+
+def test_tokens_are_counted_as_they_come(engine: Worker) -> None:
+    """Whoever looks at the counter sees an answer grow, and not all of it at its end."""
+    before = engine.stats()["generated_tokens"]
+    seen: list[int] = []
+    start(engine, PROMPT, 5, at_event=lambda _: seen.append(engine.stats()["generated_tokens"]))
+    deadline_s = time.monotonic() + PATIENCE_S
+    while len(seen) < 5:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    assert seen == [before + n for n in range(1, 6)]
 
 
 def test_a_first_token_does_not_wait_for_a_chunk_of_another_prompt(

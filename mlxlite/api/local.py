@@ -181,6 +181,6 @@ async def stats(service: Service, request: Request) -> Response:
 
 
 async def requests(service: Service, request: Request) -> Response:
-    """GET /api/requests: the last hundred that the model was asked, without any text."""
+    """GET /api/requests: those under way and the last hundred, without any text."""
     rows = service.metrics.recent.newest_first()
     return json_response({"ok": True, "requests": rows})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlxlite.errors import NotFound
 from mlxlite.http.routing import Request, Response
-from mlxlite.http.static import NEVER, POLICY, VERSION
+from mlxlite.http.static import NEVER, POLICY, Asset, Site, filled
 from mlxlite.service import Service
 
 _VERSION = re.compile(r"\Av-[0-9a-f]{12}/")
@@ -57,14 +57,23 @@ async def artefact(service: Service, request: Request) -> Response:
     """
     site = await service.site()
     name = request.path.strip("/") + ".html"
+    page = await service.in_pool(_read, site, name)
+    return page.respond(request) if page is not None else _missing(name)
+
+
+def _read(site: Site, name: str) -> Asset | None:
+    """A page as it is now, else as it was at the start; None if there never was one."""
+
+    def read(part: str) -> bytes:
+        return Path(site.folder, part).read_bytes()
+
     try:
-        body = await service.in_pool(Path(site.folder, name).read_bytes)
-        body = body.replace(VERSION, site.version)
+        body = filled(name, read(name), read, site.version)
     except OSError:
         if name not in site.pages:
-            return _missing(name)
+            return None
         body = site.pages[name].body
-    return Response(200, body, {"content-type": "text/html", "cache-control": NEVER, **POLICY})
+    return Asset.of(body, "text/html", NEVER)
 
 
 def _missing(name: str) -> Response:

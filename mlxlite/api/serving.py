@@ -2,6 +2,7 @@
 
     POST /api/models/serve {"model": "name"} -> 202 {"ok", "restart_required": false, "serve": row}
     GET  /api/models/serve                   -> {"ok", "serve": {"model", "ready", "swap": {...}}}
+    DELETE /api/models/serve                 -> the same; takes back a change that is under way
 
 A model is named as `GET /library` shows it, never by a path. `/api/hub/serve` is the same.
 """
@@ -31,3 +32,10 @@ async def serve(service: Service, request: Request) -> Response:
     await swaps.begin(model)
     row = swaps.row()
     return json_response({"ok": True, "restart_required": False, "serve": row}, status=202)
+
+
+async def cancel(service: Service, request: Request) -> Response:
+    """DELETE /api/models/serve: 404 if nothing is being changed; answers before it has stopped."""
+    swaps = service.part(Swaps)
+    swaps.cancel()
+    return json_response({"ok": True, "serve": swaps.row()}, status=202)

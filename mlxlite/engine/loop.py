@@ -79,7 +79,7 @@ class Counters:
     rejected: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    generated_tokens: int = 0
+    generated_tokens: int = 0  # as they come; what has to do with prompts, when its row ends
     decode_steps: int = 0
     prefill_chunks: int = 0
     restarts: int = 0
@@ -380,6 +380,7 @@ class Loop:
             row.first_at = time.perf_counter()
         row.ids.append(token)
         row.accepted += 1
+        self._counters.generated_tokens += 1
         if token in row.spec.eos_ids:
             self.end(row, Finish.EOS)
             return
@@ -393,6 +394,7 @@ class Loop:
                 if verdict.keep == 0:
                     ids, logprobs = (), ()
                     row.accepted -= 1
+                    self._counters.generated_tokens -= 1
                 finish = Finish.GUIDE if verdict.stop else None
             # Not `accepted`: a token that the guide dropped has used up its draw all the same.
             if finish is None and len(row.ids) >= row.spec.max_tokens:
@@ -447,7 +449,6 @@ class Loop:
         counters = self._counters
         counters.prompt_tokens += row.fed
         counters.cached_tokens += row.cached
-        counters.generated_tokens += row.accepted
         if finish is Finish.ERROR:
             counters.failed += 1
         elif finish is Finish.CANCELLED:

@@ -7,14 +7,16 @@ its content for either form (RFC 9110 section 8.8.3.3: a coding makes another re
     /assets/app.js -> assets["app.js"].respond(request) -> 200 | 304
 
 In pages and in `sw.js` the text `{{version}}` becomes a hash of everything in the folder, so
-that a worker that caches changes whenever anything does.
+that a worker that caches changes whenever anything does. `{{part.html}}` in a page becomes that
+file, which other pages have, too; a link to the page itself is marked as such.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,7 @@ POLICY = {
     "referrer-policy": "no-referrer",
 }
 VERSION = b"{{version}}"
+_PART = re.compile(rb"\{\{([a-z-]+\.html)\}\}\n?")
 _FEWEST_BYTES = 256  # a smaller file gains nothing from gzip
 
 
@@ -113,7 +116,9 @@ def load(folder: Path, made: Mapping[str, str] | None = None) -> Site:
     pages: dict[str, Asset] = {}
     for name, body in found.items():
         kind = TYPES[Path(name).suffix]
-        if name.endswith(".html") or name == "sw.js":
+        if name.endswith(".html"):
+            body = filled(name, body, lambda part: found.get(part, b""), version)
+        if name == "sw.js":
             body = body.replace(VERSION, version)
         if name == "sw.js":  # below /assets it would serve nothing but /assets
             pages[name] = Asset.of(body, kind, NEVER)
@@ -122,6 +127,13 @@ def load(folder: Path, made: Mapping[str, str] | None = None) -> Site:
         else:
             assets[name] = Asset.of(body, kind, AN_HOUR)
     return Site(folder, assets, pages, version)
+
+
+def filled(name: str, body: bytes, read: Callable[[str], bytes], version: bytes) -> bytes:
+    """A page with its parts and the version in it. read: gives a part; what it raises is raised."""
+    body = _PART.sub(lambda found: read(found[1].decode()), body)
+    itself = f'href="/{Path(name).stem}"'.encode()
+    return body.replace(itself, itself + b' aria-current="page"').replace(VERSION, version)
 
 
 def takes_gzip(accepted: str) -> bool:

@@ -69,6 +69,10 @@ FAMILIES = {
     ),
 }
 
+# Kinds of blocks that an import can read (`gguf_blocks`, which needs numpy to say so itself).
+DENSE = ("F32", "F16", "BF16")
+PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
 # llama.cpp's defaults where a key may be absent (llama-model.cpp, `load_hparams`).
 DEFAULT_ROPE_BASE = 10000.0
 GEMMA3_LOCAL_ROPE_BASE = 10000.0
@@ -81,7 +85,7 @@ CONTROL = 3  # token type
 
 def plan_snapshot(file: GgufFile) -> tuple[dict[str, Any], list[Target]]:
     """The config.json (without `quantization`) and every tensor's place; ModelError when the file
-    is of another architecture, incomplete, or has tensors that nothing here knows."""
+    is of another architecture, incomplete, or has tensors or blocks that nothing here knows."""
     return _Plan(file).build()
 
 
@@ -151,7 +155,16 @@ class _Plan:
         if self.n_heads % self.n_kv_heads or self.head_size % 2:
             self.fail(f"bad heads: {self.n_heads}, {self.n_kv_heads} of size {self.head_size}")
         targets = self.targets()
+        self.check_blocks()
         return self.config(), targets
+
+    def check_blocks(self) -> None:
+        for name, entry in self.file.tensors.items():
+            if (kind := entry.block_type.name) not in (*DENSE, *PACKED):
+                self.fail(
+                    f"tensor {name!r} is stored as {kind}, which is not supported "
+                    f"(supported: {', '.join((*DENSE, *PACKED))})"
+                )
 
     def targets(self) -> list[Target]:
         family, width = self.family, self.width

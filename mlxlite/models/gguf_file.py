@@ -12,7 +12,8 @@ all little-endian; a string is a u64 length and that many bytes. Versions 2 and 
 Invariant: a `GgufFile` handed out has every length, offset and dimension checked against the size
 of the file, so that whoever slices `tensor_bytes` cannot leave it, whatever the file contains.
 Damage of any kind is a ModelError that names the file and the reason on one line. The file stays
-mapped, not read: a 5 GB model costs the memory of the pages that are looked at.
+mapped, not read: a 5 GB model costs the memory of the pages that are looked at. One that is still
+arriving is checked against the size that it will have; what is not here yet is `NotHere`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32  # "general.alignment" overrides it
 MAX_RANK = 4  # GGML_MAX_DIMS
 MAX_ARRAY_DEPTH = 4  # arrays of arrays occur in no known file; a bound keeps recursion finite
+
+
+class NotHere(ModelError):
+    """Nothing is wrong so far, but the file must grow before more can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,9 @@ class GgufFile:
         self._mapped = mapped
 
     def tensor_bytes(self, entry: TensorEntry) -> memoryview:
-        """The raw blocks of one tensor; valid until `close`."""
+        """The raw blocks of one tensor; valid until `close`. NotHere if it is yet to arrive."""
+        if entry.start + entry.n_bytes > len(self._mapped):
+            raise NotHere(f"{self.path}: tensor {entry.name!r} has not arrived yet")
         return memoryview(self._mapped)[entry.start : entry.start + entry.n_bytes]
 
     def close(self) -> None:
@@ -131,30 +138,36 @@ class GgufFile:
         self.close()
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Map and check `path`; ModelError when it is not a whole GGUF file."""
+def read_gguf(path: Path, full_bytes: int | None = None) -> GgufFile:
+    """Map and check `path`; ModelError when it is not a whole GGUF file.
+
+    full_bytes: how long it will be, if it is still arriving; NotHere until its header is.
+    """
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
+            if size < 24 <= (full_bytes or 0):
+                raise NotHere(f"{path}: only {size} bytes have arrived yet")
             if size < 24:
                 raise ModelError(f"{path}: not a GGUF file: only {size} bytes long")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        return _Reader(path, mapped).read()
+        return _Reader(path, mapped, full_bytes).read()
     except BaseException:
         mapped.close()
         raise
 
 
 class _Reader:
-    """A cursor over the mapped bytes. Each `_take` is checked before it is done."""
+    """A cursor over the mapped bytes. Each `take` is checked before it is done."""
 
-    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapped: mmap.mmap, full_bytes: int | None) -> None:
         self.path = path
         self.mapped = mapped
-        self.size = len(mapped)
+        self.here = len(mapped)
+        self.size = full_bytes or self.here
         self.at = 0
 
     def read(self) -> GgufFile:
@@ -185,11 +198,16 @@ class _Reader:
     def fail(self, reason: str) -> NoReturn:
         raise ModelError(f"{self.path}: damaged or unsupported GGUF file: {reason}")
 
+    def wait(self, what: str) -> NoReturn:
+        raise NotHere(f"{self.path}: {what} has not arrived yet")
+
     def take(self, n_bytes: int, what: str) -> int:
         """Move over `n_bytes` and give where they start."""
         start = self.at
         if n_bytes > self.size - start:
             self.fail(f"ends inside {what} (byte {start} + {n_bytes} of {self.size})")
+        if n_bytes > self.here - start:
+            self.wait(what)
         self.at = start + n_bytes
         return start
 
@@ -235,21 +253,26 @@ class _Reader:
         over local names instead of `string`."""
         if length * 8 > self.size - self.at:
             self.fail(f"the array {key!r} claims {length} strings, more than the file can hold")
-        mapped, size, at = self.mapped, self.size, self.at
+        mapped, here, at = self.mapped, self.here, self.at
         unpack: Callable[[mmap.mmap, int], tuple[int]] = _U64.unpack_from
         out: list[str] = []
         append = out.append
         try:
             for _ in range(length):
                 start = at + 8
-                if start > size:
-                    self.fail(f"ends inside the array {key!r}")
+                if start > here:
+                    at = start
+                    break
                 at = start + unpack(mapped, at)[0]
-                if at > size:
-                    self.fail(f"ends inside the array {key!r} (entry {len(out)})")
+                if at > here:
+                    break
                 append(str(mapped[start:at], "utf-8"))
         except UnicodeDecodeError:
             self.fail(f"entry {len(out)} of the array {key!r} is not UTF-8")
+        if at > self.size:
+            self.fail(f"ends inside the array {key!r} (entry {len(out)})")
+        if at > here:
+            self.wait(f"the array {key!r}")
         self.at = at
         return out
 

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxlite.errors import ModelError
 from mlxlite.models import gguf_blocks
 from mlxlite.models.gguf_config import Target, plan_snapshot
 from mlxlite.models.gguf_file import GgufFile, TensorEntry, read_gguf
@@ -41,7 +40,6 @@ def import_gguf(path: Path, folder: Path, progress: Progress | None = None) -> d
     progress = progress or Progress()
     with read_gguf(path) as file:
         config, targets = plan_snapshot(file)
-        _check_types(file, targets)
         tokenizer, tokenizer_config = build_tokenizer(file, config)
         if (quantization := _quantization(file, targets)) is not None:
             config["quantization"] = quantization
@@ -77,17 +75,6 @@ def snapshot_bytes(path: Path) -> int:
 
 
 # --- planning ---------------------------------------------------------------------------------
-
-
-def _check_types(file: GgufFile, targets: list[Target]) -> None:
-    supported = (*gguf_blocks.DENSE, *gguf_blocks.DECODERS)
-    for target in targets:
-        kind = file.tensors[target.source].block_type.name
-        if kind not in supported:
-            raise ModelError(
-                f"{file.path}: tensor {target.source!r} is stored as {kind}, which is not "
-                f"supported (supported: {', '.join(supported)})"
-            )
 
 
 def _is_packed(entry: TensorEntry) -> bool:

@@ -74,21 +74,29 @@ _LLAMA3_KINDS = ("llama-bpe", "llama-v3", "llama3")
 _QWEN2_KINDS = ("qwen2", "deepseek-r1-qwen")
 
 
+def check_kind(file: GgufFile) -> None:
+    """ModelError for a kind of tokenizer that cannot be built. Looks at no token."""
+    model, pre = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if model not in ("gpt2", "llama"):
+        raise ModelError(
+            f"{file.path}: tokenizer kind {model!r} is not supported (supported: gpt2, which is "
+            f"byte-level BPE, and llama, which is SentencePiece BPE)"
+        )
+    if model == "gpt2" and pre is not None and str(pre) not in PRE_TOKENIZERS:
+        raise ModelError(
+            f"{file.path}: pre-tokenizer {str(pre)!r} is not supported "
+            f"(supported: {', '.join(PRE_TOKENIZERS)})"
+        )
+
+
 def build_tokenizer(
     file: GgufFile, config: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The contents of tokenizer.json and tokenizer_config.json; `config` is the model's."""
+    check_kind(file)
     vocabulary = _Vocabulary(file, config["vocab_size"])
-    model = vocabulary.metadata.get("tokenizer.ggml.model")
-    if model == "gpt2":
-        parts = vocabulary.byte_level()
-    elif model == "llama":
-        parts = vocabulary.sentencepiece()
-    else:
-        vocabulary.fail(
-            f"tokenizer kind {model!r} is not supported (supported: gpt2, which is byte-level "
-            f"BPE, and llama, which is SentencePiece BPE)"
-        )
+    is_byte_level = vocabulary.metadata["tokenizer.ggml.model"] == "gpt2"
+    parts = vocabulary.byte_level() if is_byte_level else vocabulary.sentencepiece()
     tokenizer = {
         "version": "1.0",
         "truncation": None,
@@ -147,11 +155,6 @@ class _Vocabulary:
     # --- the two kinds ---
 
     def byte_level(self) -> dict[str, Any]:
-        if self.pre not in PRE_TOKENIZERS:
-            self.fail(
-                f"pre-tokenizer {self.pre!r} is not supported "
-                f"(supported: {', '.join(PRE_TOKENIZERS)})"
-            )
         merges = []
         for line in self.list_of("merges", str):
             left, _, right = line.partition(" ")

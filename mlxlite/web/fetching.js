@@ -189,6 +189,13 @@ class Offer {
   }
 }
 
+/** A GGUF file to choose. Blocks of the IQ kinds cannot be imported, and files are named after their
+ * blocks: better to say so before gigabytes came. */
+function fileOption(name) {
+  const isStrange = /(^|[-._ ])IQ\d/i.test(name);
+  return h("option", { value: name, disabled: isStrange }, isStrange ? `${name} (IQ: cannot be imported)` : name);
+}
+
 /** A model of the hub: whole, or one of its GGUF files. */
 class Found {
   constructor(model, fetch) {
@@ -198,7 +205,7 @@ class Found {
       this.actions.append(h("button", { type: "button", class: "button", "aria-label": `Fetch ${model.id}`, onclick: () => fetch() }, "Fetch"));
     }
     if (model.gguf.length) {
-      const select = h("select", { "aria-label": `GGUF file of ${model.id}` }, ...model.gguf.map((name) => h("option", { value: name }, name)));
+      const select = h("select", { "aria-label": `GGUF file of ${model.id}` }, ...model.gguf.map(fileOption));
       this.actions.append(select,
         h("button", { type: "button", class: "button", "aria-label": `Import the chosen file of ${model.id}`, onclick: () => fetch(select.value) }, "Import"));
     }

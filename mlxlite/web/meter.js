@@ -18,10 +18,13 @@ export class Meter {
     this.text = h("span", { class: "meter-text" });
     const props = { class: "context-meter", title: "Tokens of this chat, of those the model can see" };
     this.element = h("div", { ...props, hidden: true }, this.bar, this.text);
-    servedModel().then((model) => {
-      this.#most = model.context_window ?? 0;
-      this.#show();
-    }, () => {});
+    servedModel().then((model) => this.sees(model), () => {});
+  }
+
+  /** How much this model can. */
+  sees(model) {
+    this.#most = model.context_window ?? 0;
+    this.#show();
   }
 
   /** Counts the shown branch anew: from the last answer's figures, or by asking the tokenizer. */

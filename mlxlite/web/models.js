@@ -24,8 +24,10 @@ class ModelsView {
 
   constructor(api) {
     this.api = api;
+    this.heading = h("h2", { tabindex: -1 }, "Served now");
     this.served = h("p", { class: "models-served", role: "status" }, "…");
     this.answersLeft = h("p", { class: "note" });
+    this.cancel = h("button", { type: "button", class: "button", hidden: true, onclick: () => this.#cancel() }, "Cancel the change");
     this.bar = h("progress", { class: "models-bar", "aria-label": "The change of the model", hidden: true });
     this.trouble = h("div", { class: "trouble", role: "alert", hidden: true });
     const list = h("ul", { class: "models-list" });
@@ -37,7 +39,7 @@ class ModelsView {
     this.element = h("div", { class: "models" },
       sheet(),
       this.trouble,
-      section("Served now", this.served, this.bar, this.answersLeft),
+      section(this.heading, this.served, this.bar, this.answersLeft, h("div", {}, this.cancel)),
       section("On this machine", list, this.empty,
         h("div", { class: "row" },
           h("button", { type: "button", class: "button", onclick: () => this.look(true) }, "Look again"), this.disk)),
@@ -93,6 +95,16 @@ class ModelsView {
     }
   }
 
+  async #cancel() {
+    try {
+      this.#showServe((await this.api.remove("/api/models/serve")).serve);
+      this.#tell(null);
+    } catch (error) {
+      if (error.status !== 404) this.#tell(error); // 404: it was done a moment before
+    }
+    this.soon();
+  }
+
   async #watch() {
     clearTimeout(this.#timer);
     if (this.#isOver) return;
@@ -111,10 +123,11 @@ class ModelsView {
 
   /** Shows what is served and what it is changed to; true while a change goes on. */
   #showServe({ model, ready, swap }) {
-    const isChanging = swap !== null && (swap.state === "loading" || swap.state === "draining");
+    const isChanging = swap !== null && ["loading", "draining", "cancelling"].includes(swap.state);
     let text = `${model} is served.`;
     if (isChanging) {
-      if (swap.state === "loading") text = `Loading ${swap.model}. ${ready ? `${model} answers until it is there.` : "Requests wait for it."}`;
+      if (swap.state === "cancelling") text = `Going back to ${swap.previous}. ${ready ? `${model} answers meanwhile.` : "Requests wait for it."}`;
+      else if (swap.state === "loading") text = `Loading ${swap.model}. ${ready ? `${model} answers until it is there.` : "Requests wait for it."}`;
       else text = ready ? `${model} is served; ${swap.previous} ends the answers that it began.` : `${swap.previous} ends the answers that it began; then ${swap.model} is loaded. Requests wait for it.`;
     } else if (!ready) {
       text = `${model} is loading.`;
@@ -123,6 +136,9 @@ class ModelsView {
     }
     setText(this.served, text);
     this.bar.hidden = !isChanging;
+    const isFocused = document.activeElement === this.cancel;
+    this.cancel.hidden = !isChanging || swap.state === "cancelling";
+    if (isFocused && this.cancel.hidden) this.heading.focus(); // not left nowhere
     setText(this.answersLeft, isChanging && swap.answers_left ? `${count(swap.answers_left)} ${swap.answers_left === 1 ? "answer" : "answers"} left` : "");
     const mark = swap === null ? "" : `${swap.started_at} ${swap.state} ${model}`;
     if (mark !== this.#said || isChanging !== this.#isChanging) {
@@ -145,13 +161,14 @@ class ModelRow {
     this.title = h("h3", { class: "models-name" }, row.repo_id);
     this.facts = h("p", { class: "note" });
     this.fit = h("span", { class: "badge" });
+    this.why = h("span", { class: "note" });
     this.here = h("span", { class: "badge good" }, "served");
     this.button = h("button", { type: "button", class: "button", onclick: () => {
       announce(`Changing to ${row.repo_id}`);
       serve(row.repo_id);
     } }, "Serve");
     this.element = h("li", { class: "models-row" },
-      h("div", { class: "models-what" }, this.title, this.facts, h("p", { class: "row" }, this.here, this.fit)),
+      h("div", { class: "models-what" }, this.title, this.facts, h("p", { class: "row" }, this.here, this.fit, this.why)),
       this.button);
     this.button.setAttribute("aria-label", `Serve ${row.repo_id}`);
   }
@@ -165,7 +182,7 @@ class ModelRow {
     const [text, kind, why] = fitness(row);
     setText(this.fit, text);
     this.fit.className = `badge ${kind}`;
-    this.fit.title = why;
+    setText(this.why, why);
     this.here.hidden = !row.serving;
     this.button.hidden = row.serving;
     this.button.disabled = row.isChanging || !row.supported;
@@ -176,7 +193,7 @@ class ModelRow {
 function fitness({ supported, assessment }) {
   if (!supported) return ["not supported", "bad", "The installed mlx-lm has no code for this kind of model."];
   if (assessment === null) return ["size unknown", "warn", "Its files do not tell how much memory it takes."];
-  const why = `${bytes(assessment.total_bytes)} at ${count(assessment.context_tokens)} tokens, of ${bytes(assessment.usable_bytes)} that may be used`;
+  const why = `takes ${bytes(assessment.total_bytes)} at ${count(assessment.context_tokens)} tokens, of ${bytes(assessment.usable_bytes)}`;
   if (assessment.fits) return ["fits", "good", why];
   if (assessment.max_safe_context > 0) return [`fits up to ${count(assessment.max_safe_context)} tokens`, "warn", why];
   return ["too large for this machine", "bad", why];
@@ -186,5 +203,5 @@ function fitness({ supported, assessment }) {
 const sheet = () => h("link", { rel: "stylesheet", href: new URL("./models.css", import.meta.url).pathname });
 
 function section(title, ...children) {
-  return h("section", { class: "models-section" }, h("h2", {}, title), ...children);
+  return h("section", { class: "models-section" }, typeof title === "string" ? h("h2", {}, title) : title, ...children);
 }

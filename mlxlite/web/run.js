@@ -5,20 +5,12 @@
 
 import { events, post, servedModel } from "./api.js";
 import { live } from "./conversation.js";
+import { sampling } from "./settings.js";
 import { branch } from "./tree.js";
 
 const SHOW_MS = 90; // between two looks at the text; each costs the page a layout
 const SAVE_MS = 2000;
 const STREAMED = { stream: true, stream_options: { include_usage: true } };
-
-/** Fields of a request out of a chat's settings; absent ones are the server's to choose. */
-export function sampling(settings) {
-  const body = {};
-  for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
-    if (Number.isFinite(settings[name])) body[name] = settings[name];
-  }
-  return body;
-}
 
 function chatBody(chat, above) {
   const { settings } = chat;

@@ -14,6 +14,24 @@ const NUMBERS = [
   ["seed", "Seed", 0, 9_007_199_254_740_991, 1, "the same draws again; empty: fresh each time"],
 ];
 
+// The same, for those who look for them.
+const MORE = [
+  ["top_k", "Top k", 0, 1_000_000, 1, "so many of the likeliest tokens; 0: all"],
+  ["min_p", "Min p", 0, 1, "any", "drops what is less likely than this share of the best"],
+  ["repetition_penalty", "Repetition penalty", 0, 10, "any", "above 1: words that were said come less"],
+  ["presence_penalty", "Presence penalty", -2, 2, "any", "subtracted once from what was said"],
+  ["frequency_penalty", "Frequency penalty", -2, 2, "any", "subtracted for each time it was said"],
+];
+
+/** Fields of a request out of a chat's settings; absent ones are the server's to choose. */
+export function sampling(settings) {
+  const body = {};
+  for (const [name] of [...NUMBERS, ...MORE]) {
+    if (Number.isFinite(settings[name])) body[name] = settings[name];
+  }
+  return body;
+}
+
 /** Opens the settings; resolves to the new ones, or to null if they were left alone. */
 export async function editSettings(settings) {
   const model = await servedModel().catch(() => null);
@@ -28,7 +46,7 @@ function form(settings, model, close) {
   const thinking = h("select", { disabled: !canThink },
     ...choices.map(([value, label]) => h("option", { value }, label)));
   thinking.value = canThink ? settings.thinking ?? "" : "";
-  const numbers = NUMBERS.map(([name, label, min, max, step, note]) => {
+  const numbers = [...NUMBERS, ...MORE].map(([name, label, min, max, step, note]) => {
     const usual = defaults[name];
     const input = h("input", {
       type: "number", min, max, step, inputmode: step === 1 ? "numeric" : "decimal",
@@ -55,10 +73,16 @@ function form(settings, model, close) {
     close(found);
   }
 
+  const more = h("details", { open: MORE.some(([name]) => name in settings) },
+    h("summary", {}, "More about sampling"),
+    h("div", { class: "fields" }, ...numbers.slice(NUMBERS.length).map(({ field }) => field)));
+  // A browser cannot show what is wrong with a field that is folded away.
+  more.addEventListener("invalid", () => (more.open = true), true);
   return h("form", { class: "settings", onsubmit: save },
     labelled("System prompt", system, "comes before the conversation"),
     labelled("Thinking", thinking, canThink ? null : "this model does not think"),
-    h("div", { class: "fields" }, ...numbers.map(({ field }) => field)),
+    h("div", { class: "fields" }, ...numbers.slice(0, NUMBERS.length).map(({ field }) => field)),
+    more,
     schemaField,
     h("div", { class: "row end" },
       button("Cancel", () => close()),

@@ -1,23 +1,36 @@
 // The newest chats at the side, and moving between them.
 
 import { get } from "./api.js";
-import { at, debounced, h } from "./dom.js";
+import { at, h } from "./dom.js";
 
 const SHOWN = 30;
+const SOON_MS = 100; // several changes at once are one look
 
 /** Chats that are being deleted: {id: act}, which carries it out. Until then it can be taken back. */
 export const leaving = new Map();
 
 let sessions = [];
 let current = null;
+let due = 0; // the timer of a look that is not begun
+let coming = null; // the newest look that is
 
-/** Fetches the list anew. Quiet when that fails: the banner says so already. */
-export const refresh = debounced(100, async () => {
-  const found = await get(`/api/sessions?limit=${SHOWN}`).catch(() => null);
-  if (!found) return;
-  sessions = found.sessions;
-  show();
-});
+/** Fetches the list anew, soon. */
+export function refresh() {
+  clearTimeout(due);
+  due = setTimeout(look, SOON_MS);
+}
+
+function look() {
+  clearTimeout(due);
+  due = 0;
+  // Quiet when it fails: the banner says so already.
+  const mine = get(`/api/sessions?limit=${SHOWN}`).catch(() => null).then((found) => {
+    if (!found || coming !== mine) return;
+    sessions = found.sessions;
+    show();
+  });
+  coming = mine;
+}
 
 /** Shows the list without chats that are being deleted, or with those that were taken back. */
 export function show() {
@@ -44,10 +57,15 @@ function setCurrent(link, is) {
   else link.removeAttribute("aria-current");
 }
 
-/** Goes to the chat above (-1) or below (1) the one that is shown. */
-export function step(by) {
+/** Goes to the chat above (-1) or below (1) the one that is shown, by a list that knows of it: a key
+ * that comes right after an answer would else find no neighbour, and be lost. */
+export async function step(by) {
+  if (due) look();
+  await coming;
   if (!sessions.length) return;
   const here = sessions.findIndex((session) => session.id === current);
   const next = here < 0 ? 0 : Math.min(Math.max(here + by, 0), sessions.length - 1);
-  location.hash = `#/chat/${encodeURIComponent(sessions[next].id)}`;
+  const { id } = sessions[next];
+  mark(id); // the next key counts from there
+  location.hash = `#/chat/${encodeURIComponent(id)}`;
 }

@@ -6,7 +6,7 @@ import { bytes, count, duration, h, moment } from "./dom.js";
 import { icon } from "./icons.js";
 
 const EVERY_MS = 1000;
-const REQUESTS_EVERY = 3; // looks at the counters for one at the requests
+const REQUESTS_EVERY = 3; // looks at the counters for one at the requests, while nothing runs
 const SHOWN = 30;
 
 export function mount(root) {
@@ -19,6 +19,7 @@ export function mount(root) {
 class StatusView {
   #timer = 0;
   #looks = 0;
+  #isBusy = false; // requests are under way
   #before = null; // counters of the last look, for rates
   #isOver = false;
 
@@ -38,7 +39,7 @@ class StatusView {
       h("h1", { class: "page-title" }, "Status"), this.trouble,
       h("div", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
       h("h2", {}, "Server"), this.facts,
-      h("h2", { id: "requests-head" }, "Recent requests"),
+      h("h2", { id: "requests-head" }, "Requests"),
       h("div", { class: "table-box", tabindex: 0, role: "region", "aria-labelledby": "requests-head" },
         h("table", {},
           h("thead", {}, h("tr", {}, ...heads)), this.requests)));
@@ -66,7 +67,12 @@ class StatusView {
     clearTimeout(this.#timer);
     try {
       const stats = await get("/stats");
-      if (this.#looks % REQUESTS_EVERY === 0) this.#showRequests((await get("/api/requests")).requests);
+      this.#isBusy ||= Boolean(stats.batch.active_rows || stats.batch.pending_rows);
+      if (this.#isBusy || this.#looks % REQUESTS_EVERY === 0) {
+        const { requests } = await get("/api/requests");
+        this.#isBusy = requests.some(({ finish }) => finish === null);
+        this.#showRequests(requests);
+      }
       this.#looks += 1;
       this.trouble.hidden = true;
       this.#show(stats);
@@ -84,7 +90,7 @@ class StatusView {
     const speed = seconds > 0 ? Math.max(0, now.tokens - this.#before.tokens) / seconds : 0;
     this.#before = now;
 
-    const step = batch.decode_step_ms ? `${batch.decode_step_ms} ms a step` : "no answer yet";
+    const step = batch.decode_step_ms ? `${precise(batch.decode_step_ms)} ms a step` : "no answer yet";
     tiles.speed.show(speed.toFixed(1), step, speed);
     const names = ["active_rows", "max_rows", "pending_rows", "held_rows", "rejected_rows"];
     const [active, most, waiting, held, refused] = names.map((name) => batch[name] ?? 0);
@@ -132,7 +138,7 @@ class StatusView {
     const median = firsts[Math.floor(firsts.length / 2)];
     const usual = firsts.length ? `median of ${firsts.length}: ${duration(median)}` : "no answer yet";
     this.tiles.first.show(newest ? duration(newest.ttft_s) : "–", usual);
-    const key = requests.slice(0, SHOWN).map(({ id, status, finish }) => `${id} ${status} ${finish}`).join();
+    const key = requests.slice(0, SHOWN).map(({ id, finish, completion_tokens: n }) => `${id} ${finish} ${n}`).join();
     if (key === this.shownRequests) return;
     this.shownRequests = key;
     const number = (value) => h("td", { class: "number" }, Number.isFinite(value) ? count(value) : "–");
@@ -141,12 +147,21 @@ class StatusView {
       number(one.prompt_tokens), number(one.cached_tokens), number(one.completion_tokens),
       h("td", { class: "number" }, Number.isFinite(one.ttft_s) ? duration(one.ttft_s) : "–"),
       h("td", { class: "number" }, Number.isFinite(one.decode_tok_s) ? one.decode_tok_s.toFixed(1) : "–"),
-      h("td", {}, one.finish ?? String(one.status ?? "")))));
+      h("td", {}, one.finish === null ? h("span", { class: "badge good" }, "running") : endOf(one)))));
     if (requests.length) return;
     const none = h("td", { colspan: 8, class: "muted" }, "None since the server started.");
     this.requests.append(h("tr", {}, none));
   }
 }
+
+/** How a request ended, in words. */
+function endOf({ finish, status }) {
+  if (finish === "refused") return `refused (${status})`;
+  return { eos: "done", stop: "done", length: "at its limit", error: "failed", left: "client left" }[finish] ?? finish;
+}
+
+/** 75.719 -> "76", 4.861 -> "4.9" */
+const precise = (number) => number.toFixed(number < 10 ? 1 : 0);
 
 class Tile {
   constructor(name, hasChart) {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Page
-from tests.web.acts import ANSWERS, READY, converse, open_chat, wait_answer, wait_saved
+from tests.web.acts import ANSWERS, READY, button, converse, open_chat, wait_answer, wait_saved
 from tests.web.stage import Stage
 from tests.web.test_chat import ARTICLE
 
@@ -99,19 +99,10 @@ def leave_field(page: Page) -> None:
 
 
 def step(page: Page, key: str, until: str) -> None:
-    """Presses a shortcut outside of the field. A chat that is still opening may take the focus back
-    in between, and the key with it; then once more, as one would."""
-    for wait_s in (4, 4, 20):
-        leave_field(page)
-        page.press(key)
-        try:
-            page.wait(until, wait_s)
-            return
-        except AssertionError:
-            if wait_s == 20:
-                raise
-            page.run("document.querySelector('#composer').value = ''")
-            page.run("document.querySelector('#composer').focus()")
+    """Presses a shortcut outside of the field."""
+    leave_field(page)
+    page.press(key)
+    page.wait(until)
 
 
 def test_keyboard_alone(page: Page, stage: Stage) -> None:
@@ -150,6 +141,33 @@ def test_keyboard_alone(page: Page, stage: Stage) -> None:
     page.wait("document.activeElement.classList.contains('message')")
     page.press("i")
     page.wait("document.activeElement.id === 'composer'")
+
+
+def test_stepping_right_after_an_answer(page: Page, stage: Stage) -> None:
+    """A shortcut waits for the list of chats that it moves in, however late that comes."""
+    open_chat(page, stage.url)
+    page.run("""(() => {
+        const fetch = window.fetch;
+        window.fetch = async (path, ...rest) => {
+            if (path.startsWith("/api/sessions?")) await new Promise((go) => setTimeout(go, 400));
+            return fetch(path, ...rest);
+        };
+    })()""")
+    converse(page, "First")
+    first = wait_saved(page)
+    leave_field(page)
+    page.press("n")
+    page.wait("document.querySelector('.welcome:not([hidden])')")
+    converse(page, "Second")
+    second = wait_saved(page)
+    step(page, "]", f"location.hash === '#/chat/{first}'")
+    step(page, "[", f"location.hash === '#/chat/{second}'")
+    leave_field(page)
+    page.press("]")
+    page.press("[")
+    page.press("]")
+    page.wait(f"location.hash === '#/chat/{first}'")
+    page.wait("document.querySelector('.chat-title').innerText === 'First'")
 
 
 def test_single_letters_can_be_switched_off(page: Page, stage: Stage) -> None:
@@ -209,6 +227,49 @@ def test_less_motion(page: Page, stage: Stage) -> None:
     page.resize(360, 740)
     open_chat(page, stage.url)
     assert page.run("getComputedStyle(document.querySelector('.side')).transitionDuration") == "0s"
+
+
+def test_nothing_of_a_message_is_cut_off(page: Page, stage: Stage) -> None:
+    """A message paints nothing outside of its box (content-visibility), rings of the focus too."""
+    page.resize(360, 740)
+    stage.engine.says(" ".join(["word"] * 40))
+    open_chat(page, stage.url)
+    converse(page, "Hello")
+    assert page.text("#topbar-title") == "Hello"
+    page.click(button("Edit"))
+    page.wait("document.querySelector('.edit-field')")
+    outside = """[...document.querySelectorAll('.message *')].filter((one) => {
+        const box = one.getBoundingClientRect();
+        const room = one.closest('.message').getBoundingClientRect();
+        return box.width && (box.left < room.left || box.right > room.right);
+    }).map((one) => one.className)"""
+    assert page.run(outside) == []
+    around = """(() => {
+        const field = document.querySelector('.edit-field').getBoundingClientRect();
+        const room = document.querySelector('.message').getBoundingClientRect();
+        return [field.left - room.left, room.right - field.right];
+    })()"""
+    assert min(page.run(around)) >= 4, "the ring of the focus"
+    page.goto(stage.url + "/?again" + page.run("location.hash"))
+    page.wait("document.querySelector('#topbar-title').innerText === 'Hello'")
+
+
+def test_tables_keep_their_words_on_a_small_screen(page: Page, stage: Stage, shoot: Shoot) -> None:
+    """They scroll in their box; the page does not."""
+    page.resize(360, 740)
+    open_chat(page, stage.url)
+    converse(page, "Hello")
+    page.goto(stage.url + "/#/status")
+    page.wait("document.querySelector('.table-box tbody tr td:nth-child(8)')")
+    lines = (
+        "[...document.querySelectorAll('.table-box :is(th, td)')].map((one) => one.offsetHeight)"
+    )
+    assert max(page.run(lines)) < 45, "a line and what is around it"
+    box = "(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth)"
+    assert page.run(f"{box}(document.querySelector('.table-box'))")
+    assert not page.run(f"{box}(document.querySelector('.page'))")
+    page.run("document.querySelector('.table-box').scrollIntoView()")
+    shoot("narrow-table")
 
 
 def test_long_words_and_code_on_a_small_screen(page: Page, stage: Stage, shoot: Shoot) -> None:

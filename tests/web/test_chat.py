@@ -260,9 +260,13 @@ def test_settings(page: Page, stage: Stage, shoot: Shoot) -> None:
             labels.find((one) => one.textContent === label).control.value = value;
         };
         set('Temperature', '0.25'); set('Seed', '11'); set('Most tokens', '7');
-        set('JSON schema', '{"type": ');
+        set('Top k', '5'); set('Repetition penalty', '-1'); set('JSON schema', '{"type": ');
     }"""
     )
+    page.click("dialog .primary")
+    page.wait("document.querySelector('dialog details').open")  # something is wrong in there
+    page.run("document.querySelector('dialog input:invalid').value = '1.25'")
+    shoot("settings-more")
     page.click("dialog .primary")
     page.wait("document.querySelector('dialog .wrong')?.innerText.includes('no JSON')")
     shoot("settings")
@@ -273,12 +277,15 @@ def test_settings(page: Page, stage: Stage, shoot: Shoot) -> None:
     spec = stage.engine.specs[-1]
     assert "Speak like a pirate." in TOKENIZER.decode(spec.prompt_ids, keep_special=True)
     assert spec.max_tokens == 7 and spec.sampling.temperature == 0.25
+    assert (spec.sampling.top_k, spec.sampling.repetition_penalty) == (5, 1.25)
     kept = stage.session(wait_saved(page))["settings"]
     assert kept == {
         "system": "Speak like a pirate.",
         "temperature": 0.25,
         "max_tokens": 7,
         "seed": 11,
+        "top_k": 5,
+        "repetition_penalty": 1.25,
     }
     page.wait("document.querySelector('.aside')?.innerText.includes('limit of tokens')")
 
@@ -311,6 +318,22 @@ def test_context_meter(page: Page, stage: Stage) -> None:
     wait_answer(page, 1)
     usage = "parseInt(document.querySelector('.meter-text').textContent.replace(',', ''))"
     page.wait(f"{usage} > 100 && document.querySelector('.context-meter meter').value > 100")
+
+
+def test_the_model_was_changed_meanwhile(page: Page, stage: Stage) -> None:
+    """By another tab: whoever comes back to this one sees which model answers now."""
+    open_chat(page, stage.url)
+    page.run("""(() => {
+        const fetch = window.fetch;
+        window.fetch = async (path, ...rest) => {
+            if (path !== "/v1/models") return fetch(path, ...rest);
+            return Response.json({ data: [{ id: "other", backend: "cpu", context_window: 77 }] });
+        };
+        document.dispatchEvent(new Event("visibilitychange"));
+    })()""")
+    page.wait("document.querySelector('.chat-model').innerText === 'other'")
+    page.wait("document.querySelector('.meter-text').innerText === '0 / 77'")
+    assert "other answers on this machine" in page.text(".welcome")
 
 
 def test_another_page_meanwhile(page: Page, stage: Stage) -> None:

@@ -5,11 +5,16 @@ The server is whole: a real engine on tiny models, children that fetch from a hu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from mlxlite import launch
+from mlxlite.config import Settings
+from mlxlite.engine.worker import Worker
+from mlxlite.models.library import LocalModel
 from tests import tiny
 from tests.browser import Browser, Page
 from tests.gguf_writer import tiny_gguf
@@ -21,6 +26,7 @@ from tests.web.test_access import complaints
 pytestmark = pytest.mark.web
 
 NAME = "org/tiny-model"
+FILES = ("a.Q4_K_M.gguf", "b-IQ4_XS.gguf")
 HELD = 300_000
 WAIT_S = 40.0  # a child imports the hub's client, beside a browser
 Shoot = Callable[[str], None]
@@ -37,7 +43,7 @@ def hub(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
     stub.repositories[NAME] = model_files(tiny_folder)
-    stub.repositories["org/tiny-files"] = {"a.gguf": b"x", "b.gguf": b"y"}
+    stub.repositories["org/tiny-files"] = dict.fromkeys(FILES, b"x")
     yield stub
     stub.close()
 
@@ -83,7 +89,9 @@ def test_search_fetch_stop_resume(page: Page, hub: HubStub, shoot: Shoot) -> Non
     page.press("Enter")
     page.wait(shown(button(f"Fetch {NAME}")), WAIT_S)
     assert "2 found" in page.text(".models")
-    assert page.texts("[aria-label='GGUF file of org/tiny-files'] option") == ["a.gguf", "b.gguf"]
+    options = "[aria-label='GGUF file of org/tiny-files'] option"
+    assert page.texts(options) == [FILES[0], f"{FILES[1]} (IQ: cannot be imported)"]
+    assert page.texts(f"{options}:disabled") == page.texts(options)[1:]
     page.click(button(f"Fetch {NAME}"))
     is_told = "document.body.innerText.includes('kB of')"
     page.wait(f"{shown(button(f'Stop {NAME}'))} && {is_told}", WAIT_S)
@@ -104,7 +112,30 @@ def test_serve_another(page: Page, server: LiveApp, shoot: Shoot) -> None:
     page.wait(f"{SERVED} === 'two is served.'", WAIT_S)
     page.wait(f"{shown(button('Serve one'))} && !{shown(button('Serve two'))}")
     assert server.chat().json()["model"] == "two"
+    assert "takes" in page.text(f"{ROWS} .row") and "at 1,024 tokens" in page.text(f"{ROWS} .row")
     shoot("models-served")
+
+
+def test_a_change_is_cancelled(
+    page: Page, server: LiveApp, monkeypatch: pytest.MonkeyPatch, shoot: Shoot
+) -> None:
+    go_on = threading.Event()
+    start = launch.start_engine
+
+    def slow(settings: Settings, model: LocalModel) -> Worker:
+        assert go_on.wait(WAIT_S)
+        return start(settings, model)
+
+    monkeypatch.setattr(launch, "start_engine", slow)
+    page.click(button("Serve two"))
+    page.wait(f"{SERVED} === 'Loading two. one answers until it is there.'")
+    shoot("models-changing")
+    press(page, "Cancel the change")
+    page.wait(f"{SERVED} === 'Going back to one. one answers meanwhile.'")
+    go_on.set()
+    page.wait(f"{SERVED} === 'one is served.' && {shown(button('Serve two'))}", WAIT_S)
+    page.wait("!document.body.innerText.includes('Cancel the change')")
+    assert server.chat().json()["model"] == "one"
 
 
 def test_import_a_file(page: Page, tmp_path: Path) -> None:
@@ -163,6 +194,11 @@ def test_anybody_can_use_it(
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
     wide = "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)"
     assert page.run(f"{wide}(document.querySelector('main'))") <= 0
+    outside = """[...document.querySelectorAll('.models *')].filter((one) => {
+        const room = document.querySelector('.models').getBoundingClientRect();
+        return one.checkVisibility() && one.getBoundingClientRect().right > room.right;
+    }).map((one) => one.outerHTML)"""
+    assert page.run(outside) == []
     shoot(f"view-models-{width}-{scheme}")
     page.run("document.querySelector('.models > :last-child').scrollIntoView()")
     shoot(f"view-models-end-{width}-{scheme}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser import Page
+from tests.browser import Browser, Page
 from tests.test_real import MODEL, QUESTION
 from tests.web.acts import ANSWERS, button, converse, open_chat, say, wait_answer, wait_saved
 
@@ -34,6 +34,23 @@ def test_paris(tab: Page, url: str) -> None:
     tab.click('a[href="#/status"]')
     tab.wait("document.querySelector('.facts')?.innerText.includes('ready')")
     tab.wait("document.querySelectorAll('.table-box tbody tr td').length > 7")
+
+
+def test_status_while_an_answer_comes(tab: Page, browser: Browser, url: str) -> None:
+    """It is listed, its tokens are counted as they come, and it ends in the list as it was left."""
+    open_chat(tab, url)
+    status = browser.page()
+    status.goto(url + "/#/status")
+    status.wait("document.querySelector('.facts')?.innerText.includes('ready')")
+    say(tab, LONG)
+    status.wait("document.querySelector('tbody .badge')?.innerText === 'running'")
+    row = "[...document.querySelector('tbody tr').cells].map((one) => one.innerText)"
+    speed = "parseFloat(document.querySelector('.tile-value').innerText)"
+    status.wait(f"{speed} > 0 && parseInt({row}[4]) > 8", 60)
+    tab.press("Escape")
+    status.wait(f"{row}[7] === 'client left' && parseInt({row}[2]) > 8 && parseInt({row}[4]) > 8")
+    assert status.troubles == []
+    status.close()
 
 
 def test_stop_reload_and_go_on(tab: Page, url: str) -> None:
