@@ -321,7 +321,7 @@ MOST_LINES_A_FILE = 500
 # What grows with the models that there are is counted apart: tool families and cache layouts; and
 # so is what measures. The rest has outgrown the 16,000 lines that the notes began with: structured
 # output and fill take 5,000, what serves the web page and looks after models 4,500.
-MOST_LINES = 28_000
+MOST_LINES = 29_000
 APART = ("text/tools/", "models/kv_", "bench/")
 
 
