@@ -1,4 +1,4 @@
-"""Every family with an opening marker is filled: a turn of two calls, in each."""
+"""Every family is filled: a turn of two calls, in each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlxlite.text.fill.guide import FillGuide
+from mlxlite.text.fill.plan import PATIENCE
 from mlxlite.text.template import ChatTemplate
 from mlxlite.text.tokenizer import Tokenizer
 from tests import prepared
@@ -18,10 +19,11 @@ from tests.golden.shapes import Golden
 FILLS = {
     **dict.fromkeys(("hermes", "gemma4", "functiongemma", "kimi", "deepseek", "pythonic"), 2),
     **dict.fromkeys(("qwen_xml", "glm", "minicpm", "minimax"), 4),
-    "mistral": 1,  # without a closing marker, where the first call ends cannot be told
+    **dict.fromkeys(("mistral", "generic", "llama3", "llama4", "harmony"), 2),
 }
-# Bare objects and lists, and a header that only a parser of its own could tell from thinking.
-UNFILLED = {"generic", "llama3", "llama4", "harmony"}
+# Bare objects and lists, and a header that only a parser of its own could tell from thinking: their
+# fills are checked by the model, all or (without a closing marker) those after the first call.
+CHECKED = {**dict.fromkeys(("generic", "llama3", "llama4", "harmony"), 2), "mistral": 1}
 
 
 def turn(golden: Golden, made: Tokenizer) -> list[int]:
@@ -55,18 +57,44 @@ def test_two_calls(golden: Golden) -> None:
         fill="strict",
     )
     guide = preparation(prepared.ask(tools=(WEATHER,), max_tokens=500)).spec.guide
-    if golden.family in UNFILLED:
-        assert guide is None
-        return
     assert isinstance(guide, FillGuide)
     script = turn(golden, made)
     engine = Engine(script)
     assert engine.run(guide) == script
     assert len(engine.runs) == guide.counters.events == FILLS[golden.family]
-    assert all(run.is_sure and count == len(run.ids) for run, count in engine.runs)
+    assert all(count == len(run.ids) for run, count in engine.runs)
+    checked = sum(not run.is_sure for run, _ in engine.runs)
+    assert checked == guide.counters.verify_events == CHECKED.get(golden.family, 0)
     for run, _ in engine.runs:
         assert made.decode(run.ids) in made.decode(script), "what the model would have written"
 
 
 def test_no_family_is_left_out() -> None:
-    assert {golden.family for golden in FAMILIES} == UNFILLED | set(FILLS)
+    assert {golden.family for golden in FAMILIES} == set(FILLS)
+
+
+def test_a_checked_fill_ends_where_the_model_goes_another_way() -> None:
+    golden = next(golden for golden in FAMILIES if golden.family == "llama3")
+    made = tokenizer(tags=tuple(dict.fromkeys((*TAGS, *golden.specials))))
+    preparation = prepared.make(
+        made, template=golden.template, vocab_size=made.vocab_size, fill="strict"
+    )
+
+    def filled(script: list[int], **fields: Any) -> tuple[Engine, Any]:
+        ask = prepared.ask(**{"tools": (WEATHER,), "max_tokens": 900, **fields})
+        guide = preparation(ask).spec.guide
+        assert guide is not None
+        engine = Engine(script)
+        assert engine.run(guide) == script
+        return engine, guide
+
+    engine, guide = filled([*ids_of('{"name": "get_wealth", "parameters": {}}', made)])
+    assert 0 < guide.counters.verify_accepted < len(engine.runs[0][0].ids)
+    assert guide.counters.verify_rejected > 0
+    # A long answer without a call is prose, and gives the engine its step of lead back.
+    late = [*ids_of("word " * PATIENCE + '{"name": "get_weather"}', made)]
+    engine, guide = filled(late)
+    assert not engine.runs and not guide.may_steer
+    # No guard tells where a thought ends that may be cut short.
+    thinks = prepared.ask(tools=(WEATHER,), thinking_budget=100)
+    assert not isinstance(preparation(thinks).spec.guide, FillGuide)

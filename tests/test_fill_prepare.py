@@ -13,7 +13,7 @@ from mlxlite.prepare import Preparation
 from mlxlite.text.fill.guide import FillGuide
 from mlxlite.types import Ask, Constraint
 from tests import prepared, tiny
-from tests.filling import DOCS, HERMES, TOKENIZER, WEATHER, XML, tool
+from tests.filling import DOCS, HERMES, TOKENIZER, WEATHER, XML, Engine, ids_of, tool
 from tests.scripted import QWEN, ScriptedApp
 from tests.turns import call
 
@@ -122,12 +122,17 @@ def test_no_echo_leads_across_the_end_of_a_thought_cut_short() -> None:
     assert not is_filled(made(plain, fill="echo"), thinking_budget=100)
 
 
-def test_families_whose_calls_cannot_be_told_are_not_filled() -> None:
+def test_families_whose_calls_cannot_be_told_are_checked() -> None:
     llama = HERMES.replace("<tool_call>\n", "").replace("\n</tool_call>", "")
     llama += "{# <|start_header_id|> parameters #}"
-    assert not is_filled(made(llama)) and is_filled(made(llama, fill="echo"))
     bare = HERMES.replace("<tool_call>\n", "").replace("\n</tool_call>", "")
-    assert not is_filled(made(bare), tools=(WEATHER, DOCS)), "rows, but none that the guard allows"
+    for template in (llama, bare):
+        guide = made(template)(prepared.ask(tools=(WEATHER, DOCS))).spec.guide
+        assert isinstance(guide, FillGuide)
+        script = ids_of('{"name": "get_weather", "arguments": {"city": "Rome"}}')
+        engine = Engine(script)
+        assert engine.run(guide) == [*script]
+        assert engine.runs and not any(run.is_sure for run, _ in engine.runs)
 
 
 def test_ids_that_the_model_does_not_have_are_not_put_in() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlxlite.config import Settings
@@ -19,9 +20,9 @@ from mlxlite.text.fill.compiler import ToolFacts, compile_plan
 from mlxlite.text.fill.echo import PromptIndex
 from mlxlite.text.fill.guard import Guard
 from mlxlite.text.fill.guide import FillGuide
-from mlxlite.text.fill.plan import EMPTY, EchoConfig, FillPlan, Kind, StrictPlan
+from mlxlite.text.fill.plan import EMPTY, EchoConfig, FillPlan, StrictPlan
 from mlxlite.text.fill.plans import Plans, plan_key
-from mlxlite.text.fill.probes import Probes
+from mlxlite.text.fill.probes import Probes, Spoken
 from mlxlite.text.fill.session import Session
 from mlxlite.text.fill.trace import Trace
 from mlxlite.text.guides import TextGuide
@@ -29,7 +30,7 @@ from mlxlite.text.messages import typed_tool_schemas
 from mlxlite.text.template import ChatTemplate
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.text.tools.format import Tools
-from mlxlite.text.tools.strict import markup_of
+from mlxlite.text.tools.strict import markup_of, spoken_of
 from mlxlite.types import JSON, Ask
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Fill:
         self._tokenizer = tokenizer
         self._template = template
         self._markup = markup_of(family)
+        self._spoken = spoken_of(family)
         self._thinking = thinking or THINK_TAGS
         self._vocab_size = vocab_size
         self._plans = Plans()
@@ -79,8 +81,12 @@ class Fill:
         if settings.fill == "off" or not ask.tools or _is_refused(ask):
             return None
         strict = self._plan(ask, options)
+        if ask.thinking_budget is not None:
+            # Where a thought may be cut short, no run may lead across that point: a guard allows
+            # nothing before the thought's end.
+            rows = strict.rows if self._markup else ()
+            strict = replace(strict, rows=tuple(replace(row, may_check=False) for row in rows))
         echo = indexed = None
-        # Where a thought may be cut short, no run may lead across that point.
         if settings.fill == "echo" and ask.thinking_budget is None:
             echo = EchoConfig(settings.fill_k, settings.fill_candidates, settings.fill_index_max)
             indexed = PromptIndex(prompt_ids, echo.k, echo.index_max)
@@ -91,7 +97,7 @@ class Fill:
         starts_open = end.endswith(self._thinking.opening.strip())
 
         def make(text: TextGuide | None, limit: int) -> FillGuide:
-            guard = self._guard(ask.tools, starts_open) if strict.rows else None
+            guard = self._guard(ask.tools, starts_open) if strict.rows and self._markup else None
             session = Session(plan, prompt_ids, guard, indexed=indexed)
             return FillGuide(
                 text, session, limit, self._trace, chunk=settings.fill_append_chunk_size
@@ -114,12 +120,11 @@ class Fill:
     # ------------------------------------------------------------------------------------ rows
 
     def _plan(self, ask: Ask, options: Mapping[str, JSON]) -> StrictPlan:
-        if self._markup is None or not self._template.knows_tools:
+        if not self._template.knows_tools:
             return EMPTY
         return self._plans.get(plan_key(options, ask.tools), lambda: self._compile(ask, options))
 
     def _compile(self, ask: Ask, options: Mapping[str, JSON]) -> StrictPlan:
-        assert self._markup is not None
         tools = typed_tool_schemas(ask.tools)
 
         def render(messages: Sequence[dict[str, Any]], is_prompt: bool) -> str:
@@ -131,21 +136,13 @@ class Fill:
         specials = [self._tokenizer.token_text(token) for token in self._tokenizer.special_ids]
         facts = [ToolFacts.of(tool) for tool in ask.tools]
         thought = self._thinking.opening.strip()
-        plan = compile_plan(
-            lambda: Probes(render, self._encode, self._tokenizer.bos_id, specials, thought),
-            facts,
-            self._tokenizer.bytes_of,
-            self._markup,
-        )
-        # Without the marker in its trigger the guard allows no row but a close.
-        opener = self._markup.opener
-        rows = [
-            row
-            for row in plan.rows
-            if row.kind is Kind.CLOSE
-            or opener in self._tokenizer.decode(row.trigger, keep_special=True)
-        ]
-        plan = StrictPlan(tuple(rows), plan.delimiters)
+
+        def probes() -> Probes | Spoken:
+            if self._spoken is not None:
+                return Spoken(self._encode, *self._spoken)
+            return Probes(render, self._encode, self._tokenizer.bos_id, specials, thought)
+
+        plan = compile_plan(probes, facts, self._tokenizer.bytes_of, self._markup)
         log.debug(
             "fill: %d rows for %d tools, %.0f ms",
             len(plan.rows),

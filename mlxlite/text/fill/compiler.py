@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxlite.text.fill.plan import (
     EMPTY,
@@ -31,7 +31,7 @@ from mlxlite.text.fill.plan import (
     Row,
     StrictPlan,
 )
-from mlxlite.text.fill.probes import Ids, Probes
+from mlxlite.text.fill.probes import Ids, Probes, Spoken
 from mlxlite.text.tools.strict import Markup
 from mlxlite.types import JSON
 
@@ -81,15 +81,16 @@ class ToolFacts:
 
 
 def compile_plan(
-    make_probes: Callable[[], Probes],
+    make_probes: Callable[[], Probes | Spoken],
     tools: Sequence[ToolFacts],
     spell: Callable[[int], bytes],
-    markup: Markup,
+    markup: Markup | None,
 ) -> StrictPlan:
     """The plan for these tools; without rows where nothing is fixed, or anything goes wrong.
 
     make_probes: renders a first time, so it may fail as well. spell: an id -> its bytes. markup: of
-    the model's family; only where a trigger begins and ends depends on it.
+    the model's family, None where no marker opens a call; only where a trigger begins and ends
+    depends on it. Rows that no guard can vouch for may be checked.
     """
     if not tools or len(tools) > MOST_TOOLS:
         return EMPTY
@@ -103,10 +104,10 @@ def compile_plan(
 class _Compiler:
     def __init__(
         self,
-        probes: Probes,
+        probes: Probes | Spoken,
         tools: Sequence[ToolFacts],
         spell: Callable[[int], bytes],
-        markup: Markup,
+        markup: Markup | None,
     ) -> None:
         self._probes = probes
         self._tools = tools
@@ -128,6 +129,9 @@ class _Compiler:
             *self._scaffold_row(scaffold, anchor, opened),
             *self._name_rows(spans, scaffold, anchor),
         ]
+        # No guard without an opening marker; and without a closing one it allows a single call.
+        if opened < 0 or self._markup is None or not self._markup.closer:
+            rows = [replace(row, may_check=True) for row in rows]
         ending = self._ending()
         if ending is None:
             return StrictPlan(tuple(rows))
@@ -180,11 +184,12 @@ class _Compiler:
         for token in scaffold:
             starts.append(len(text))
             text += self._spell(token)
-        at = text.find(self._markup.opener.encode())
+        opener = b"" if self._markup is None else self._markup.opener.encode()
+        at = text.find(opener) if opener else -1
         if at < 0:
             blanks = (n for n, token in enumerate(scaffold) if not self._is_blank(token))
             return next(blanks, len(scaffold)), -1
-        end = at + len(self._markup.opener.encode())
+        end = at + len(opener)
         first = max(n for n, start in enumerate(starts) if start <= at)
         return first, max(n for n, start in enumerate(starts) if start < end)
 
@@ -195,6 +200,8 @@ class _Compiler:
             return
         decided = len(_common_prefix([scaffold, content]))
         end = max(decided, opened) + 1
+        while end < len(scaffold) and not self._arms(scaffold[anchor:end]):
+            end += 1
         trigger, emit = scaffold[anchor:end], scaffold[end:]
         if decided < len(scaffold) and self._arms(trigger) and len(emit) >= FEWEST:
             yield Row(trigger, emit, Kind.SCAFFOLD)
@@ -243,6 +250,8 @@ class _Compiler:
                 return
 
     def _ends_value(self, ids: Ids) -> bool:
+        if self._markup is None:
+            return False
         text = b"".join(map(self._spell, ids))
         return any(tag.encode() in text for tag in self._markup.value_closers)
 

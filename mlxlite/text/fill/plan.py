@@ -17,6 +17,7 @@ from typing import Protocol
 MOST_TOOLS = 32  # of a request; probing a part of them would take the others for impossible
 MOST_SPAN = 64  # tokens of a determined span and of a close
 MOST_CHOICE = 8  # tokens that tell one tool's name from the others'
+PATIENCE = 256  # ids of an answer after which rows without a guard are not waited for
 FEWEST = 2  # tokens of a fill: the next one is in flight already, so that one saves nothing
 
 
@@ -48,13 +49,15 @@ _ORIGINS = {Kind.NAME: Origin.SCHEMA, Kind.KEY: Origin.SCHEMA}
 class Row:
     """After the ids of `trigger` come those of `emit`; neither may be empty.
 
-    requires_context: a guard has to agree as well.
+    requires_context: a guard has to agree as well. may_check: where it does not, or there is none,
+    the row fires all the same, to be checked by the model.
     """
 
     trigger: tuple[int, ...]
     emit: tuple[int, ...]
     kind: Kind
     requires_context: bool = True
+    may_check: bool = False
 
     @property
     def origin(self) -> Origin:

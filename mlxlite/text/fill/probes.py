@@ -11,6 +11,7 @@ time, from its last special token on, if that gives the same ids.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,37 @@ from mlxlite.types import JSON
 Ids = tuple[int, ...]
 
 CONVERSATION: tuple[dict[str, Any], ...] = ({"role": "user", "content": "Hello there."},)
+
+
+class Spoken:
+    """The same from texts as the model writes them, for families whose templates write the calls
+    of earlier turns in another way.
+
+    encode: as of `Probes`. call: a name and its arguments' JSON -> text. content: a text -> text.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[str], Sequence[int]],
+        call: Callable[[str, str], str],
+        content: Callable[[str], str],
+    ) -> None:
+        self._encode = encode
+        self._head = tuple(encode(""))  # BOS, for tokenizers that put it there
+        self._call = call
+        self._content = content
+
+    def call(self, name: str, arguments: dict[str, JSON]) -> Ids | None:
+        """The ids of an answer that is one call."""
+        return self._ids(self._call(name, json.dumps(arguments, separators=(",", ":"))))
+
+    def content(self, text: str) -> Ids | None:
+        """The same of an answer that is plain text."""
+        return self._ids(self._content(text))
+
+    def _ids(self, text: str) -> Ids:
+        ids = tuple(self._encode(text))
+        return ids[len(self._head) :] if ids[: len(self._head)] == self._head else ids
 
 
 class Probes:

@@ -18,6 +18,7 @@ from typing import Protocol
 from mlxlite.text.fill.echo import EchoSource, PromptIndex
 from mlxlite.text.fill.plan import (
     FEWEST,
+    PATIENCE,
     UNLIMITED,
     FillPlan,
     Origin,
@@ -82,8 +83,8 @@ def _camel(name: str) -> str:
 
 
 class StrictSource:
-    """Rows whose trigger has just been written. guard: without one, rows that need it never
-    fire."""
+    """Rows whose trigger has just been written. guard: without one, rows that need it never fire,
+    but for those that may be checked instead."""
 
     name = "strict"
 
@@ -93,6 +94,8 @@ class StrictSource:
         self.is_disabled = False
         self._guard = guard
         self._all_need_context = all(row.requires_context for row in rows)
+        self._may_check = any(row.may_check for row in rows)
+        self._idle = 0  # ids since the beginning, or since a row fired
         self._by_last: dict[int, list[Row]] = {}
         for row in sorted(rows, key=lambda row: -len(row.trigger)):  # stable: then the plan's order
             self._by_last.setdefault(row.trigger[-1], []).append(row)
@@ -102,18 +105,26 @@ class StrictSource:
         """Whether no row can fire any more."""
         if self.is_disabled or not self._by_last:
             return True
+        if self._may_check:  # nothing tells prose from what comes before a call
+            return self._idle > PATIENCE
         return self._all_need_context and (self._guard is None or self._guard.is_lost)
 
     def observe(self, ids: Sequence[int]) -> None:
-        """The history is the session's, and enough."""
+        """The history is the session's; only how long nothing fired is counted here."""
+        self._idle += len(ids)
 
     def propose(self, view: View) -> Proposal | None:
         last = view.tail(1)
         if self.is_over or not last:
             return None
         for row in self._by_last.get(last[0], ()):
-            if view.tail(len(row.trigger)) == row.trigger and self._may_fire(row):
-                return Proposal(row.emit, Policy.ASSERT, row.origin)
+            if view.tail(len(row.trigger)) != row.trigger:
+                continue
+            is_sure = self._may_fire(row)
+            if is_sure or row.may_check:
+                self._idle = 0
+                policy = Policy.ASSERT if is_sure else Policy.VERIFY
+                return Proposal(row.emit, policy, row.origin)
         return None
 
     def _may_fire(self, row: Row) -> bool:

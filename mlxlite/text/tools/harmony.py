@@ -35,6 +35,17 @@ _FUNCTIONS = "functions."
 _MOST_HEADER_CHARS = 400
 
 
+def spoken_call(name: str, arguments: str) -> str:
+    """A call as gpt-oss writes it. Its template has those of earlier turns otherwise: the recipient
+    ahead of the channel."""
+    head = f"<|channel|>commentary to={_FUNCTIONS}{name} <|constrain|>json"
+    return f"{head}<|message|>{arguments}<|call|>"
+
+
+def spoken_answer(text: str) -> str:
+    return f"<|channel|>final<|message|>{text}<|return|>"
+
+
 ANSWER = "<|start|>assistant"  # what a message of the model's begins with, but for the first one
 
 

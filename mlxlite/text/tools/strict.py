@@ -7,7 +7,8 @@ What one accepts can be replayed byte for byte.
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
 
 `markup_of` gives the markers and the parser of a family. There are none for calls without an
-opening marker (Llama 3), and for those that only a header tells from thinking (Harmony).
+opening marker (Llama 3), and for those that only a header tells from thinking (Harmony): what fill
+expects of these is checked by the model.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import NoReturn
 from mlxlite.text.tools.format import Tools
 from mlxlite.text.tools.functiongemma import FunctionGemma
 from mlxlite.text.tools.gemma4 import Gemma4
+from mlxlite.text.tools.harmony import spoken_answer, spoken_call
 from mlxlite.text.tools.pythonic import list_calls
 from mlxlite.text.tools.values import decode_value
 from mlxlite.types import JSON
@@ -71,6 +73,11 @@ class Markup:
 def markup_of(family: str) -> Markup | None:
     """By the family's name in `families`; None if its calls are not served."""
     return _MARKUPS.get(family)
+
+
+def spoken_of(family: str) -> tuple[Callable[[str, str], str], Callable[[str], str]] | None:
+    """How a family's model writes a call and an answer, where its template cannot tell."""
+    return (spoken_call, spoken_answer) if family == "harmony" else None
 
 
 # ------------------------------------------------------------------------------ <tool_call> blocks
