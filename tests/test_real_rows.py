@@ -57,7 +57,8 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 def engine(kept: Path, cache_bytes: int) -> Worker:
-    options = WorkerOptions(FOLDER, kept / "dense", kept / "kernels", max_rows=8)
+    # What was found out about the model before is known here, too.
+    options = WorkerOptions(FOLDER, kept / "dense", HOME / "kernels", max_rows=8)
     worker = Worker(dataclasses.replace(options, prompt_cache_bytes=cache_bytes))
     worker.start()
     worker.wait_ready(PATIENCE_S)
