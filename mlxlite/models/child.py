@@ -5,7 +5,7 @@ interpreter, and because only a process can be stopped at any moment. Lines of J
 
     stdin    {"do": "get", "home": "/h", "model": "org/name", "file": null}
     stdout   {"stage": "download", "received": 1, "total": 9, "files": 0, "files_total": 3,
-              "file": "model.safetensors"}
+              "file": "model.safetensors", "resumes": true}
              {"done": {"name": "org/name"}}   or   {"error": "one line"}
 
 Stdin stays open; when it ends, the server is gone and this process group ends too. It must lead a
@@ -41,12 +41,15 @@ class Told(Progress):
         self._total_bytes = self._total_files = 0
         self._look: Callable[[], Arrived] | None = None
         self._arrived = Arrived(0)
+        self._resumes = True
         self._is_over = False
         threading.Thread(target=self._tell_on, daemon=True).start()
 
-    def watch(self, total_bytes: int, total_files: int, look: Callable[[], Arrived]) -> None:
+    def watch(
+        self, total_bytes: int, total_files: int, look: Callable[[], Arrived], resumes: bool = True
+    ) -> None:
         with self._lock:
-            self._stage, self._look = "download", look
+            self._stage, self._look, self._resumes = "download", look, resumes
             self._total_bytes, self._total_files = total_bytes, total_files
 
     def start(self, label: str, total_bytes: int) -> None:
@@ -80,6 +83,7 @@ class Told(Progress):
                     "files": arrived.files,
                     "files_total": self._total_files,
                     "file": arrived.file,
+                    "resumes": self._resumes,
                 }
             )
 

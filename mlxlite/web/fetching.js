@@ -259,6 +259,7 @@ class Progress {
       state += ` · ${bytes(row.bytes_per_sec)}/s`;
       if (total > done) state += ` · ${duration((total - done) / row.bytes_per_sec)} left`;
     }
+    if (row.resumes === false && row.stage === "download" && row.state !== "done") state += " · would start over";
     if (runs && row.files_total > 1) state += ` · ${row.files_done} of ${row.files_total} files`;
     setText(this.state, state);
     this.bar.hidden = row.state === "done";

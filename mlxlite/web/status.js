@@ -6,7 +6,7 @@ import { bytes, count, duration, h, moment } from "./dom.js";
 import { icon } from "./icons.js";
 
 const EVERY_MS = 1000;
-const REQUESTS_EVERY = 3; // looks at the counters for one at the requests, while nothing runs
+const REQUESTS_EVERY = [4, 2]; // looks at the counters for one at the requests; while something runs
 const SHOWN = 30;
 
 export function mount(root) {
@@ -68,7 +68,7 @@ class StatusView {
     try {
       const stats = await get("/stats");
       this.#isBusy ||= Boolean(stats.batch.active_rows || stats.batch.pending_rows);
-      if (this.#isBusy || this.#looks % REQUESTS_EVERY === 0) {
+      if (this.#looks % REQUESTS_EVERY[Number(this.#isBusy)] === 0) {
         const { requests } = await get("/api/requests");
         this.#isBusy = requests.some(({ finish }) => finish === null);
         this.#showRequests(requests);

@@ -107,6 +107,26 @@ def test_search_fetch_stop_resume(page: Page, hub: HubStub, shoot: Shoot) -> Non
     page.wait("!document.body.innerText.includes('On the way')")
 
 
+def test_what_would_start_over_says_so(page: Page) -> None:
+    """A wheel from an index that serves no parts of files."""
+    row = {
+        "id": "dl_1", "repo_id": "smollm2-135m", "file": None, "kind": "download",
+        "state": "running", "stage": "download", "received_bytes": 5_000_000,
+        "total_bytes": 93_000_000, "resumes": False, "files_done": 0, "files_total": 1,
+        "bytes_per_sec": 0, "error": None, "model": None,
+    }  # fmt: skip
+    page.call(
+        """(row) => {
+        const fetch = window.fetch;
+        window.fetch = async (path, ...rest) => path === "/downloads"
+            ? Response.json({ downloads: [row], uploads: [] }) : fetch(path, ...rest);
+    }""",
+        row,
+    )
+    press(page, "Look again")
+    page.wait("document.body.innerText.includes('5.0 MB of 93.0 MB · would start over')", WAIT_S)
+
+
 def test_serve_another(page: Page, server: LiveApp, shoot: Shoot) -> None:
     page.click(button("Serve two"))
     page.wait(f"{SERVED} === 'two is served.'", WAIT_S)
