@@ -136,6 +136,9 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
             "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1",
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
+        # Clients that were tested before had the hub's client imported as if there were no net.
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         yield server
         server.go_on.set()
         server.shutdown()
