@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -305,21 +306,29 @@ def test_a_mask_is_one_bit_a_token_little_end_first() -> None:
         words = [0] * -(-vocab // 32)
         for token in ids:
             words[token // 32] |= 1 << token % 32
-        mask = sample.allowed(words, vocab)
-        assert mask.dtype == mx.bool_ and mask.shape == (vocab,)
-        assert {n for n, bit in enumerate(mask.tolist()) if bit} == ids
+        for given in (words, tuple(words), memoryview(array("I", words))):
+            bound = sample.bound(given, vocab)
+            assert bound.dtype == mx.float32 and bound.shape == (vocab,)
+            assert {n for n, most in enumerate(bound.tolist()) if most == math.inf} == ids
+            assert sum(most == -math.inf for most in bound.tolist()) == vocab - len(ids)
 
 
 def test_tokens_beyond_a_short_mask_are_forbidden_and_a_long_one_is_cut() -> None:
-    assert sample.allowed([0xFFFFFFFF], 40).tolist() == [True] * 32 + [False] * 8
-    assert sample.allowed([0xFFFFFFFF] * 3, 40).tolist() == [True] * 40
+    most = math.inf
+    assert sample.bound([0xFFFFFFFF], 40).tolist() == [most] * 32 + [-most] * 8
+    assert sample.bound([0xFFFFFFFF] * 3, 40).tolist() == [most] * 40
 
 
 def test_masks_touch_their_own_rows_only() -> None:
     logits = mx.array(np.stack([logits_of(70, seed) for seed in range(3)]).astype(np.float32))
     rows = [row_of(Sampling()) for _ in range(3)]
     assert sample.masked(logits, rows) is logits
-    rows[1].mask = sample.allowed([1 << 5, 1 << 3], 70)  # ids 5 and 35
+    rows[1].mask = sample.bound([1 << 5, 1 << 3], 70)  # ids 5 and 35
     lines = np.array(sample.masked(logits, rows))
     assert (lines[[0, 2]] == np.array(logits)[[0, 2]]).all()
     assert set(np.flatnonzero(np.isfinite(lines[1]))) == {5, 35}
+    assert lines[1][[5, 35]].tolist() == np.array(logits)[1][[5, 35]].tolist()
+    half = sample.masked(logits.astype(mx.bfloat16), rows)
+    assert (
+        half.dtype == mx.bfloat16 and np.isfinite(np.array(half[1].astype(mx.float32))).sum() == 2
+    )

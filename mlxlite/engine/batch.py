@@ -277,10 +277,8 @@ class Batch:
     ) -> tuple[Took, mx.array]:
         """What the row takes of the ids, all in its cache, and the step's logits after them."""
         if not run.is_sure:
-            now = logits[place]
-            if row.mask is not None:
-                now = mx.where(row.mask, now, -mx.inf)
-            if drawn(row, now[None], (), 0, self.vocab_size) != [ids[0]]:
+            now = sample.masked(logits[place : place + 1], [row])
+            if drawn(row, now, (), 0, self.vocab_size) != [ids[0]]:
                 return Took(0), logits
         taken, checkpoint_s = len(ids), 0.0
         if run.is_sure:

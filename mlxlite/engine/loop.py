@@ -419,7 +419,7 @@ class Loop:
                 raise ValueError(f"the guide forced an id outside 0..{vocab_size - 1}")
         row.forced.extend(forced)
         if mask is not None:
-            row.mask = sample.allowed(mask, vocab_size) if len(mask) else None
+            row.mask = sample.bound(mask, vocab_size) if len(mask) else None
         if run is not None:
             row.run = run
 

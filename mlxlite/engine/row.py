@@ -48,7 +48,7 @@ class Row:
     is_held: bool = False  # its reader is behind: no token is drawn for it
     accepted: int = 0  # of `ids`, the ones that belong to the answer, EOS included
     forced: deque[int] = field(default_factory=deque)  # what the guide wants next
-    mask: Any = None  # bool array (V,) of what the guide allows, or None
+    mask: Any = None  # (V,) of what the guide allows, see `sample.bound`, or None
     run: Run | None = None  # what the guide expects next, not yet taken or declined
     ahead: int = 0  # tokens past `length` whose state is in the cache all the same
     penalties: Any = None  # penalties.Penalties, or None

@@ -50,10 +50,9 @@ def drawn(
     rows = [row] * count
     if (how := strengths_of(rows)) is not None:  # a bias only, see `may_check`
         logits = adjusted(logits, how, None)
-    if any(len(words) for words in masks):
-        free = mx.ones(vocab_size, dtype=mx.bool_)
-        allowed = [sample.allowed(words, vocab_size) if len(words) else free for words in masks]
-        logits = mx.where(mx.stack(allowed), logits, -mx.inf)
+    if masks:
+        bounds = [sample.bound(words, vocab_size) if len(words) else None for words in masks]
+        logits = sample.bounded(logits, bounds)
     keys = sample.keys_ahead(row, first + count)[first:]
     ids, _ = sample.draw(logits, sample.recipe(rows, vocab_size), keys, None)
     found: list[int] = ids.tolist()  # type: ignore[assignment]  # MLX: any nesting of numbers
