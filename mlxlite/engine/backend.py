@@ -16,6 +16,7 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlxlite.errors import BackendMissing
 
@@ -71,6 +72,13 @@ class Backend:
     # for a GPU, which waits for the weights, 16 are as quick as one.
     run_share: float
     memory_bytes: int  # RAM, or what the GPU says
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        """What a measured time or a rounding may depend on besides the model."""
+        threads = [os.environ.get(name) for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS")]
+        version = getattr(mx, "__version__", "")  # its stubs lack it
+        return [self.kind, self.blas, os.cpu_count(), threads, version]
 
     def dtype(self, wanted: str) -> str | None:
         """The activations' dtype by name; None leaves the weights as they are."""

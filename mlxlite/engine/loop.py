@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxlite.engine import backend as mlx_backend  # before anything that imports mlx
-from mlxlite.engine import load, rotary, sample, turned
+from mlxlite.engine import gated, load, rotary, sample, turned
 from mlxlite.engine.batch import Batch
 from mlxlite.engine.embed import Embedder
 from mlxlite.engine.jobs import Jobs
@@ -125,6 +125,7 @@ class Loop:
         loaded = load.load(options.folder, backend, options.dtype, options.dense_folder)
         if backend.kind == "cpu":
             rotary.install(loaded.model)
+            gated.install()
         batch = Batch(loaded, backend.runs_ahead, backend.run_share)
         try:
             speed = _WARM_UP_TOKENS / batch.warm_up(_WARM_UP_TOKENS)
@@ -157,13 +158,7 @@ class Loop:
         before, or by trying, a forward at a time."""
         assert self.batch is not None
         self._turn = turned.install(loaded.model) if backend.kind == "cpu" else turned.Turn()
-        threads = [os.environ.get(name) for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS")]
-        about = {
-            "config": loaded.config,
-            "dtype": loaded.dtype,
-            "backend": (backend.kind, backend.blas, os.cpu_count(), threads),
-            "mlx": getattr(mx, "__version__", ""),
-        }
+        about = {"config": loaded.config, "dtype": loaded.dtype, "backend": backend.fingerprint}
         self._verdicts = Verdicts(self._options.kernel_folder, loaded.model, about)
         if (known := self._verdicts.read()) is not None:
             self.batch.lanes.may_pool = known.get("may_pool", False)

@@ -20,7 +20,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _CACHES = "mlx_lm.models.cache"
-_SOURCES = ("slots", "lanes", "judge", "rotary", "turned")
+_SOURCES = ("slots", "lanes", "judge", "rotary", "gated", "turned")
 
 
 class Verdicts:
