@@ -161,7 +161,7 @@ def test_forced_tokens_have_theirs() -> None:
 @pytest.mark.parametrize("allowed", [(5, 77, 300), range(0, 512, 2)])
 def test_a_mask_comes_first_and_what_it_forbids_is_never_listed(allowed: Sequence[int]) -> None:
     row = row_of(HOW[1], max_tokens=5, is_steered=True, top_logprobs=20)
-    row.mask = sample.allowed(mask_of(allowed), 512)
+    row.mask = sample.bound(mask_of(allowed), 512)
     told = run(Sorting(tiny_model()), [row])[0]
     assert set(told.ids) <= set(allowed)
     assert_answer(row, told.ids, told.logprobs, mask=np.isin(np.arange(512), allowed))

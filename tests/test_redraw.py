@@ -295,7 +295,7 @@ def test_a_redrawn_token_may_be_the_end_and_a_wrong_one_is_not() -> None:
 
 def test_a_steered_row_is_drawn_late_and_redrawn() -> None:
     forced = {3: (77, 78), 6: (5,)}
-    allowed = sample.allowed([0xFFFFFFFF] * 8, 512)  # the first half
+    allowed = sample.bound([0xFFFFFFFF] * 8, 512)  # the first half
 
     def steer(row: Row, ids: list[int]) -> None:
         if row.is_steered:
