@@ -115,6 +115,7 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
     ("POST", "/api/hub/search", downloads.search),
     ("POST", "/api/hub/download", downloads.start),
     ("POST", "/api/hub/serve", serving.serve),
+    ("DELETE", "/api/hub/serve", serving.cancel),
     ("GET", "/api/models/serve", serving.show),
     ("POST", "/api/models/serve", serving.serve),
     ("DELETE", "/api/models/serve", serving.cancel),

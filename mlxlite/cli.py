@@ -471,7 +471,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
         )
         if settings.log_level != "debug":
-            logging.getLogger("httpx").setLevel("WARNING")  # the hub's client: a line a request
+            for client in ("httpx", "httpx2"):  # the hub's: a line a request
+                logging.getLogger(client).setLevel("WARNING")
         return act(parsed, settings)
     except (_Usage, SettingError) as error:
         print(f"{PROG}: {error}; see {PROG} --help", file=sys.stderr)

@@ -119,15 +119,14 @@ def _blamed(
 ) -> BadRequest:
     """The fault of a tool by its name, if it is one's: the grammar of all calls is nothing that a
     client wrote."""
-    for tool in tools:
+    for tool in sorted(tools, key=lambda each: each["function"].get("strict") is not True):
         function = tool["function"]
         whose = f'the parameters of tool "{function["name"]}"'
         wanted = Constraint("json", function.get("parameters") or {}, whose, "tools")
         try:
             unsure = grammars.compile(wanted).notes
         except BadRequest as error:
-            told = error.message.replace("tools", whose, 1)
-            return BadRequest(told, param="tools", code=error.code)
+            return BadRequest(error.message, param="tools", code=error.code)
         except Unsupported as error:
             unsure = (str(error),)
         if unsure and function.get("strict") is True:

@@ -79,8 +79,7 @@ async def deltas(
     finally:
         if done is None:
             session.close()
-            _record_end(running, None, metrics)
-    _record_end(running, done, metrics)
+        _record_end(running, done, metrics)
     (await session.settled()).raise_if_not_completed()
     usage = _usage(done, sink)
     guide = prepared.spec.guide

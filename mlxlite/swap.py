@@ -62,7 +62,8 @@ class Loader:
 
 
 class Swap:
-    """One change of the model. state: loading, draining, cancelling; done, failed or cancelled."""
+    """One change of the model. state: loading, draining, cancelling, stopping (the old one, which
+    cannot be taken back); done, failed or cancelled."""
 
     def __init__(self, model: str, previous: str, way: str) -> None:
         self.model = model
@@ -76,7 +77,7 @@ class Swap:
 
     @property
     def is_under_way(self) -> bool:
-        return self.state in ("loading", "draining", "cancelling")
+        return self.state in ("loading", "draining", "cancelling", "stopping")
 
 
 class _TakenBack(Exception):
@@ -165,6 +166,8 @@ class Swaps:
         swap = self.newest
         if swap is None or not swap.is_under_way:
             raise NotFound("no change of the model is under way", code="no_change")
+        if swap.state == "stopping":
+            raise Conflict(f"{swap.model!r} is served already", code="too_late")
         swap.state = "cancelling"
         swap.cancelled.set()
 
@@ -187,6 +190,10 @@ class Swaps:
         for engine in self._alive:  # started in that moment
             await asyncio.to_thread(engine.stop)
 
+    def _make_ready(self, service: Service) -> None:
+        self._stop_readying()
+        self._readying = asyncio.create_task(service.get_ready())
+
     def _stop_readying(self) -> None:
         if self._readying is not None:
             self._readying.cancel()
@@ -197,8 +204,7 @@ class Swaps:
         try:
             await change
             swap.state = "done"
-            self._stop_readying()
-            self._readying = asyncio.create_task(self._serving.now.get_ready())
+            self._make_ready(self._serving.now)
         except asyncio.CancelledError:
             swap.state, swap.error = "failed", "the server is stopping"
             raise
@@ -231,6 +237,7 @@ class Swaps:
             await new.leases.drained()
             await self._stop(engine)
             raise _TakenBack
+        swap.state = "stopping"
         await self._stop(leaving[0])
 
     async def _in_turn(self, swap: Swap, model: LocalModel, old: Service) -> None:
@@ -270,12 +277,15 @@ class Swaps:
         self._engine = engine
         service.take(engine, self._loader.name(model), engine.folder)
         service.opened(preparation)
+        self._make_ready(service)
 
     async def _load(
         self, model: LocalModel, swap: Swap | None = None
     ) -> tuple[StartedEngine, Preparation]:
         """Raises what keeps it from loading, which may be that the swap is cancelled; nothing of it
         is left then."""
+        if swap is not None and swap.cancelled.is_set():
+            raise _TakenBack
         starting = asyncio.ensure_future(asyncio.to_thread(self._loader.start, model))
         try:
             engine = await asyncio.shield(starting)

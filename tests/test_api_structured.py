@@ -274,20 +274,25 @@ def test_arguments_of_all_kinds(tiny_server: LiveApp, name: str) -> None:
 
 
 def test_what_forced_calls_cannot_be(tiny_server: LiveApp) -> None:
-    unknown = {"name": "f", "strict": True, "parameters": table.obj(a=NOT)}
+    unknown = {"name": "tools", "strict": True, "parameters": table.obj(a=NOT)}
     malformed = {**unknown, "parameters": table.obj(a={"type": "strin"})}
-    text = {"name": "f", "parameters": {"type": "string"}}
+    text = {"name": "tools", "parameters": {"type": "string"}}
     for function in (unknown, malformed, text):
         tool = {"type": "function", "function": function}
         reply = tiny_server.chat(tools=[tool], tool_choice="required")
         assert (reply.status, reply.error["param"]) == (400, "tools"), reply.body
-        assert reply.error["message"].startswith('the parameters of tool "f" ')
+        assert reply.error["message"].startswith('the parameters of tool "tools" ')
         assert "start:" not in reply.error["message"], "our own grammar is nobody's business"
         # Elsewhere tools have other shapes and other places.
         listed = [{"type": "web_search"}, {"type": "function", **function}]
         body = json.dumps({"input": "hi", "tools": listed, "tool_choice": "required"}).encode()
         other = tiny_server.ask("POST", "/v1/responses", body)
         assert (other.status, other.error["message"]) == (400, reply.error["message"])
+    # Of several the one that is to blame, not one of which nothing was promised.
+    odd = {"name": "odd", "parameters": table.obj(a={"type": "strin"})}
+    both = [{"type": "function", "function": function} for function in (odd, unknown)]
+    reply = tiny_server.chat(tools=both, tool_choice="required")
+    assert reply.error["message"].startswith('the parameters of tool "tools" ')
     loose = {"type": "function", "function": {**unknown, "strict": False}}
     assert tiny_server.chat(tools=[loose], tool_choice="required", max_tokens=9).status == 200
 

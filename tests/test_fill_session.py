@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from mlxlite.text.fill.plan import (
+    PATIENCE,
     EchoConfig,
     FillPlan,
     Kind,
@@ -102,6 +103,18 @@ def test_a_row_that_needs_its_context_needs_a_guard() -> None:
         assert offered(made, 5, 1, 2) == ((3, 4) if answer else None)
         assert guard.asked == [needy], "asked only where the whole trigger stands"
         assert guard.seen == [5, 1, 2], "not the prompt"
+
+
+def test_a_row_that_may_be_checked_waits_as_long_as_its_guard() -> None:
+    row = Row((1, 2), (3, 4), Kind.NAME, may_check=True)
+    prose = [5] * (PATIENCE + 1)
+    for guard, expected in ((None, None), (Guard(True), (3, 4)), (Guard(False), (3, 4))):
+        assert offered(session(row, guard=guard), *prose, 1, 2) == expected
+    lost = Guard(False)
+    lost.is_lost = True
+    made = session(row, guard=lost)
+    assert offered(made, 1, 2) == (3, 4), "to be checked"
+    assert offered(session(row, guard=lost), *prose, 1, 2) is None
 
 
 def test_a_row_that_the_guard_refuses_leaves_the_next_one_its_turn() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mlxlite.errors import Busy, Cancelled, EngineDown, EngineFault, MlxliteError
+from mlxlite.metrics import Metrics
 from mlxlite.prepare import Prepared
 from mlxlite.session import Sessions
 from mlxlite.stream import Answer, deltas, fold
@@ -213,6 +214,21 @@ def test_cancelling_a_waiting_reader_cancels() -> None:
 
     asyncio.run(run())
     assert engine.cancelled == [41]
+
+
+def test_who_leaves_at_the_last_piece_is_no_longer_running() -> None:
+    engine = ScriptedEngine([TOKENIZER.encode("hello world")])
+    metrics = Metrics()
+
+    async def run() -> None:
+        pieces = deltas(Sessions(engine), prepared(), "test", metrics)  # type: ignore[arg-type]
+        assert not (await anext(pieces)).text and metrics.recent.newest_first()[0]["finish"] is None
+        assert (await anext(pieces)).text  # the row has ended, its usage has not come
+        await pieces.aclose()
+
+    asyncio.run(run())
+    (row,) = metrics.recent.newest_first()
+    assert row["finish"] is not None
 
 
 def test_an_end_is_not_cancelled() -> None:

@@ -3,6 +3,7 @@ so. Two tiny models that answer differently."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -320,6 +321,29 @@ def test_the_way_is_chosen_by_arithmetic(home: Path) -> None:
     assert way(held + needed - 10, is_ready=False) == "beside"  # nothing is held
     with pytest.raises(BadRequest, match="GB at least"):
         way(found.least_bytes - 10)
+
+
+def test_too_late_to_cancel(server: LiveApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the new model serves alone nothing goes back."""
+    monkeypatch.setattr(swap_module, "_way", lambda model, old: "beside")
+    held, go_on = threading.Event(), threading.Event()
+    stop = swap_module.Swaps._stop
+
+    async def slow(self: Any, engine: Any) -> None:
+        held.set()
+        assert await asyncio.to_thread(go_on.wait, WAIT_S)
+        await stop(self, engine)
+
+    monkeypatch.setattr(swap_module.Swaps, "_stop", slow)
+    swap_to(server, "two")
+    assert held.wait(WAIT_S)
+    assert serve_row(server)["swap"]["state"] == "stopping"
+    reply = server.ask("DELETE", "/api/hub/serve")
+    assert (reply.status, reply.error["code"]) == (409, "too_late")
+    go_on.set()
+    assert wait_swap(server, "done")["model"] == "two"
+    swap_to(server, "one")
+    wait_swap(server, "done")
 
 
 def count_engines() -> int:

@@ -374,9 +374,8 @@ class Loop:
         if row.first_at is None:
             row.first_at = time.perf_counter()
         row.ids.append(token)
-        row.accepted += 1
-        self._counters.generated_tokens += 1
         if token in row.spec.eos_ids:
+            self._count(row)
             self.end(row, Finish.EOS)
             return
         ids: tuple[int, ...] = (token,)
@@ -388,9 +387,9 @@ class Loop:
                 self._steer(row, verdict)
                 if verdict.keep == 0:
                     ids, logprobs = (), ()
-                    row.accepted -= 1
-                    self._counters.generated_tokens -= 1
                 finish = Finish.GUIDE if verdict.stop else None
+            if ids:  # a counter that others read never goes back
+                self._count(row)
             # Not `accepted`: a token that the guide dropped has used up its draw all the same.
             if finish is None and len(row.ids) >= row.spec.max_tokens:
                 finish = Finish.LENGTH
@@ -401,6 +400,10 @@ class Loop:
             return
         if finish is not None:
             self.end(row, finish, ids, logprobs=logprobs)
+
+    def _count(self, row: Row) -> None:
+        row.accepted += 1
+        self._counters.generated_tokens += 1
 
     def _steer(self, row: Row, verdict: Verdict) -> None:
         forced, mask, run = verdict.forced, verdict.mask, verdict.run

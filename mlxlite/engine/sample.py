@@ -347,7 +347,7 @@ def bound(words: Sequence[int], vocab_size: int) -> mx.array:
 
 
 def bounded(logits: mx.array, bounds: Sequence[mx.array | None]) -> mx.array:
-    """Logits (B, V) of which each row is at most its bound (V,), None: as it is."""
+    """Logits (B, V) of which each row is at most its bound (V,), None: as it is; NaN stays NaN."""
     if all(each is None for each in bounds):
         return logits
     free = mx.full(logits.shape[-1], mx.inf)

@@ -20,6 +20,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _CACHES = "mlx_lm.models.cache"
+_REPLACED = ("mlx_lm.models.rope_utils", "mlx_lm.models.activations")  # see `rotary`, `gated`
 _SOURCES = ("slots", "lanes", "judge", "rotary", "gated", "turned")
 
 
@@ -30,6 +31,7 @@ class Verdicts:
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
         here = Path(__file__).parent
         theirs = [sys.modules[name] for name in (type(model).__module__, _CACHES)]
+        theirs += [sys.modules[name] for name in _REPLACED if name in sys.modules]
         files = [str(module.__file__) for module in theirs]
         for path in (*(here / f"{name}.py" for name in _SOURCES), *map(Path, files)):
             digest.update(path.read_bytes())

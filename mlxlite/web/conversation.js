@@ -184,6 +184,15 @@ export class Conversation {
     send("PATCH", path, answered(message), { keepalive: true }).catch(() => {});
   }
 
+  /** The page came back as it was: there is nothing to take over. */
+  forgetLastWords() {
+    try {
+      sessionStorage.removeItem(WORDS + this.id);
+    } catch {
+      // No storage, so nothing in it.
+    }
+  }
+
   /** Takes over what the page before this one knew of an answer, where the server knows less. */
   #hearLastWords() {
     let words = null;
@@ -194,12 +203,14 @@ export class Conversation {
       return; // no storage, or not ours
     }
     if (!words) return;
-    const isIts = ({ saved, parent, role }) =>
-      words.saved === null ? role === "assistant" && parent === String(words.parent) : saved === words.saved;
+    const isIts = ({ saved, parent, role, usage }) => words.saved === null
+      ? role === "assistant" && parent === String(words.parent) && usage?.state === "streaming"
+      : saved === words.saved;
     const goesOn = (message) => isIts(message) && words.content.startsWith(message.content) &&
       (words.reasoning ?? "").startsWith(message.reasoning);
     let message = [...this.messages.values()].find(goesOn);
     if (!message && words.saved !== null) return; // deleted or edited meanwhile
+    if (!message && !this.messages.has(String(words.parent))) return;
     message ??= this.add(String(words.parent), "assistant", "");
     const { content, usage, reasoning = "", tool_calls = [] } = words;
     Object.assign(message, { content, usage, reasoning, tool_calls, isDirty: true });

@@ -123,7 +123,7 @@ class ModelsView {
 
   /** Shows what is served and what it is changed to; true while a change goes on. */
   #showServe({ model, ready, swap }) {
-    const isChanging = swap !== null && ["loading", "draining", "cancelling"].includes(swap.state);
+    const isChanging = swap !== null && ["loading", "draining", "cancelling", "stopping"].includes(swap.state);
     let text = `${model} is served.`;
     if (isChanging) {
       if (swap.state === "cancelling") text = `Going back to ${swap.previous}. ${ready ? `${model} answers meanwhile.` : "Requests wait for it."}`;
@@ -137,7 +137,7 @@ class ModelsView {
     setText(this.served, text);
     this.bar.hidden = !isChanging;
     const isFocused = document.activeElement === this.cancel;
-    this.cancel.hidden = !isChanging || swap.state === "cancelling";
+    this.cancel.hidden = !isChanging || ["cancelling", "stopping"].includes(swap.state);
     if (isFocused && this.cancel.hidden) this.heading.focus(); // not left nowhere
     setText(this.answersLeft, isChanging && swap.answers_left ? `${count(swap.answers_left)} ${swap.answers_left === 1 ? "answer" : "answers"} left` : "");
     const mark = swap === null ? "" : `${swap.started_at} ${swap.state} ${model}`;

@@ -105,9 +105,10 @@ class StrictSource:
         """Whether no row can fire any more."""
         if self.is_disabled or not self._by_last:
             return True
-        if self._may_check:  # nothing tells prose from what comes before a call
-            return self._idle > PATIENCE
-        return self._all_need_context and (self._guard is None or self._guard.is_lost)
+        is_lost = self._guard is None or self._guard.is_lost
+        if self._may_check:  # without a guard nothing tells prose from what comes before a call
+            return is_lost and self._idle > PATIENCE
+        return self._all_need_context and is_lost
 
     def observe(self, ids: Sequence[int]) -> None:
         """The history is the session's; only how long nothing fired is counted here."""
