@@ -61,6 +61,9 @@ class Plan:
         self.low, self.high = low, low + len(positions)
         self.columns, self.count, self.first = columns, count, positions[0]
         self.offsets = mx.array(list(positions), dtype=mx.int32)
+        # As all layers index by: made once, of the type that MLX would else cast each to.
+        self.slots = mx.arange(low, low + len(positions), dtype=mx.uint32)
+        self.places = mx.array(list(positions), dtype=mx.uint32)
         self._masks.clear()
 
     def mask(self, columns: int, window: int | None, turn: int | None) -> mx.array:
@@ -106,10 +109,9 @@ class Full:
         if plan.count > 1:
             self._write_run(keys, values)
             return self.keys_and_values()
-        slots = mx.arange(plan.low, plan.high)
         column = self._column()
-        self.keys[slots, :, column] = keys[:, :, 0]
-        self.values[slots, :, column] = values[:, :, 0]
+        self.keys[plan.slots, :, column] = keys[:, :, 0]
+        self.values[plan.slots, :, column] = values[:, :, 0]
         return self.keys_and_values()
 
     def _write_run(self, keys: mx.array, values: mx.array) -> None:
@@ -138,7 +140,7 @@ class Full:
         return mask[:, :, None] if return_array and self.plan.in_groups else mask
 
     def _column(self) -> mx.array:
-        return self.plan.offsets
+        return self.plan.places
 
     # ------------------------------------------------------------------------ for the pool
 
@@ -236,7 +238,7 @@ class Ring(Full):
         return self.plan.mask(wide, min(window_size or self.window, self.window), self.window)
 
     def _column(self) -> mx.array:
-        return mx.remainder(self.plan.offsets, self.window)
+        return mx.remainder(self.plan.places, self.window)
 
     def _columns(self, columns: int) -> int:
         return min(columns, self.window)

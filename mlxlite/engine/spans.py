@@ -97,6 +97,7 @@ def restore(match: Match, caches: list[Any]) -> None:
     state: Any = match.checkpoint
     states = iter(() if state is None else state.states)
     place = 0
+    every: list[mx.array] = []
     for leaf in leaves(caches):
         if not is_cuttable(leaf):
             leaf.state = tree_map(copied, next(states))  # a window is written in place
@@ -113,7 +114,8 @@ def restore(match: Match, caches: list[Any]) -> None:
             filled.append(buffer)
         leaf.state = (filled[0], filled[1], count)
         place += 1
-        mx.eval(filled)
+        every += filled
+    mx.eval(every)
 
 
 def _place(row: Row, lanes: Lanes) -> tuple[Sequence[Any], int]:
