@@ -23,7 +23,7 @@ pytestmark = pytest.mark.real
 HOME = Path(os.environ.get("MLXLITE_HOME", "~/.cache/mlxlite")).expanduser()
 FOLDER = HOME / "models" / "smollm2-135m"
 PATIENCE_S = 120
-TOKENS = 8
+TOKENS = 12
 NEAR_TIE = 1e-3
 TEXTS = (
     "Once upon a time",

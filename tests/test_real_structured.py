@@ -27,14 +27,15 @@ TOWN = "Describe Paris, the capital of France."
 
 
 class Town(BaseModel):
-    """Short, as 50 answers must not take long."""
-
-    name: str = Field(max_length=16)
+    name: str = Field(max_length=30)
     country: Literal["France", "Italy", "Spain"]
     is_capital: bool
+    population: int = Field(ge=0, le=50_000_000)
 
 
 class Rating(BaseModel):
+    """Short, as 50 answers must not take long."""
+
     country: Literal["France", "Italy", "Spain"]
     is_capital: bool
     stars: int = Field(ge=1, le=5)

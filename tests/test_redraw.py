@@ -18,6 +18,7 @@ import pytest
 from mlxlite.engine import backend, batch, sample  # noqa: F401  (backend first: it picks the BLAS)
 from mlxlite.engine.lanes import cache_arrays
 from mlxlite.engine.row import Row
+from mlxlite.engine.slots import is_trimmable
 from mlxlite.types import Sampling, Tone
 from tests.decoding import Fickle, Sorting, assert_close, prompt_of, row_of, run, tiny_model, twin
 from tests.test_batch import FAMILIES
@@ -341,8 +342,11 @@ def test_caches_that_cannot_give_a_token_back_are_sorted_at_once(kind: str) -> N
 def test_only_caches_that_forget_for_good_are_trusted() -> None:
     from mlx_lm.models import cache as caches  # only after a model was built
 
-    for name in batch._ALWAYS_TRIMMABLE:
+    others = caches.RotatingKVCache(8), caches.ArraysCache(2), caches.ConcatenateKVCache()
+    assert not any(map(is_trimmable, others))
+    for name in ("KVCache", "QuantizedKVCache"):
         made = getattr(caches, name)()
+        assert is_trimmable(made)
         feed = mx.arange(64, dtype=mx.float32).reshape(1, 1, 1, 64)
         for step in range(3):
             made.update_and_fetch(feed + step, feed)

@@ -30,6 +30,11 @@ PROMPT_TOKENS = 5
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 
 
+def opened(engine: Any) -> Sessions:
+    """engine: what a test plays an engine with."""
+    return Sessions(engine)
+
+
 def prepared(
     stops: tuple[str, ...] = (), limit: int = 1000, top_logprobs: int | None = None
 ) -> Prepared:
@@ -70,14 +75,14 @@ def asked(
 
 def collect(engine: Any, request: Prepared) -> list[Delta]:
     async def run() -> list[Delta]:
-        return [delta async for delta in deltas(Sessions(engine), request, "test")]
+        return [delta async for delta in deltas(opened(engine), request, "test")]
 
     return asyncio.run(run())
 
 
 def folded(engine: Any, request: Prepared) -> Answer:
     async def run() -> Answer:
-        return await fold(deltas(Sessions(engine), request, "test"))
+        return await fold(deltas(opened(engine), request, "test"))
 
     return asyncio.run(run())
 
@@ -191,7 +196,7 @@ def test_closing_early_cancels(steps: int) -> None:
     engine = ScriptedEngine([TOKENIZER.encode("hello world")], is_endless=True)
 
     async def run() -> None:
-        pieces = deltas(Sessions(engine), prepared(), "test")  # type: ignore[arg-type]
+        pieces = deltas(opened(engine), prepared(), "test")
         for _ in range(steps):
             await anext(pieces)
         await pieces.aclose()
@@ -204,7 +209,7 @@ def test_cancelling_a_waiting_reader_cancels() -> None:
     engine = ScriptedEngine([()], is_endless=True)
 
     async def run() -> None:
-        pieces = deltas(Sessions(engine), prepared(), "test")  # type: ignore[arg-type]
+        pieces = deltas(opened(engine), prepared(), "test")
         await anext(pieces)
         task = asyncio.ensure_future(fold(pieces))
         await asyncio.sleep(0)
@@ -221,7 +226,7 @@ def test_who_leaves_at_the_last_piece_is_no_longer_running() -> None:
     metrics = Metrics()
 
     async def run() -> None:
-        pieces = deltas(Sessions(engine), prepared(), "test", metrics)  # type: ignore[arg-type]
+        pieces = deltas(opened(engine), prepared(), "test", metrics)
         assert not (await anext(pieces)).text and metrics.recent.newest_first()[0]["finish"] is None
         assert (await anext(pieces)).text  # the row has ended, its usage has not come
         await pieces.aclose()
@@ -252,7 +257,7 @@ def test_errors(finish: Finish, error: MlxliteError) -> None:
     sent: list[str] = []
 
     async def run() -> None:
-        async for delta in deltas(Sessions(engine), prepared(), "test"):  # type: ignore[arg-type]
+        async for delta in deltas(opened(engine), prepared(), "test"):
             assert delta.finish is None
             sent.append(delta.text)
 
@@ -276,7 +281,7 @@ def test_a_refusal_comes_before_anything() -> None:
             raise Busy("admission queue is full")
 
     async def run() -> None:
-        await anext(deltas(Sessions(Full([])), prepared(), "test"))  # type: ignore[arg-type]
+        await anext(deltas(opened(Full([])), prepared(), "test"))
 
     with pytest.raises(Busy):
         asyncio.run(run())
@@ -297,9 +302,7 @@ def test_many_at_once() -> None:
     async def run() -> list[Answer]:
         engines = [ScriptedEngine([(i,) for i in TOKENIZER.encode(text)]) for text in texts]
         return list(
-            await asyncio.gather(
-                *(fold(deltas(Sessions(each), prepared(), "t")) for each in engines)  # type: ignore[arg-type]
-            )
+            await asyncio.gather(*(fold(deltas(opened(each), prepared(), "t")) for each in engines))
         )
 
     assert [answer.text for answer in asyncio.run(run())] == texts

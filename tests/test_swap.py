@@ -381,8 +381,10 @@ def test_cancelled(
             if way == "beside":
                 late.result(WAIT_S)
             else:  # it waits; the look itself is another one
+                deadline_s = time.monotonic() + WAIT_S
                 while server.ask("GET", "/stats").json()["leases"]["held"] < 2:
-                    time.sleep(0.01)
+                    assert time.monotonic() < deadline_s
+                    time.sleep(0.01)  # a server on a thread of its own tells of no changes
         else:
             expected = "one"
             if way == "in turn":

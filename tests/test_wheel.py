@@ -208,7 +208,7 @@ def test_a_killed_attempt_is_gone_on_with(index: Index, tmp_path: Path) -> None:
     deadline_s = time.monotonic() + 30
     while not any(path.stat().st_size > 500_000 for path in folder.glob("*.whl.incomplete")):
         assert time.monotonic() < deadline_s and child.poll() is None, child.communicate()
-        time.sleep(0.02)  # another process writes it
+        time.sleep(0.02)  # another process writes the file, and nothing tells us when
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
     index.go_on.set()

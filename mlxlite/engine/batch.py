@@ -24,7 +24,7 @@ from mlxlite.engine.penalties import penalties_of
 from mlxlite.engine.recent import Recent, Strengths, adjusted, recent_of, strengths_of
 from mlxlite.engine.row import Phase, Row
 from mlxlite.engine.runs import agreed, drawn, may_check, pays
-from mlxlite.engine.slots import merge, split
+from mlxlite.engine.slots import is_trimmable, merge, split
 from mlxlite.types import Run, TokenLogprob, Took
 
 _FEWEST_CANDIDATES = 64
@@ -50,8 +50,7 @@ class Batch:
         self._run_tokens = 0  # that came in runs since they were last counted
         self.failed: Failed = _raise  # told whose guide failed
         self.lanes = Lanes(loaded.model)
-        kinds = {type(part).__name__ for part in self.lanes.new_cache()}
-        self._may_retract = kinds <= _ALWAYS_TRIMMABLE
+        self._may_retract = all(map(is_trimmable, self.lanes.new_cache()))
         self.vocab_size = 0  # width of the logits, known after `warm_up`
         self._inflight: Drawn | None = None  # not yet read
         self._candidates = _FEWEST_CANDIDATES
@@ -468,9 +467,3 @@ def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
         for i, row in enumerate(rows)
     ]
     return mx.stack(adjusted)
-
-
-# Caches that can always drop their newest token. A window that has wrapped and a recurrent state
-# cannot, and ConcatenateKVCache says that it can and does not (mlx-lm 0.32.2), so rows of such
-# models are drawn by sorting at once.
-_ALWAYS_TRIMMABLE = frozenset({"KVCache", "QuantizedKVCache"})

@@ -394,7 +394,9 @@ def is_cuttable(leaf: Any) -> bool:
 
 
 def is_trimmable(leaf: Any) -> bool:
-    """Whether a cache can always drop its newest tokens, in place."""
+    """Whether a cache can always drop its newest tokens, in place. A window that has wrapped and a
+    recurrent state cannot, and ConcatenateKVCache says that it can and does not (mlx-lm 0.32.2).
+    """
     return is_cuttable(leaf) or type(leaf) is QuantizedKVCache
 
 

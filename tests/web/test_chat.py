@@ -147,14 +147,21 @@ def test_stop_and_go_on(page: Page, stage: Stage, shoot: Shoot) -> None:
     assert asked.rpartition("assistant\n")[2].strip() == begun.strip()
 
 
+def held(page: Page, stage: Stage, text: str, pieces: int) -> str:
+    """Has an answer stop after so many pieces; the id of its chat."""
+    stage.engine.says(text)
+    stage.engine.hold_after = pieces
+    open_chat(page, stage.url)
+    say(page, "Go on")
+    session = wait_saved(page)
+    begun = text.partition(" ")[0]
+    page.wait(f"document.querySelector('{ANSWERS} .prose')?.innerText.startsWith('{begun}')")
+    return session
+
+
 def test_reload_in_the_middle(page: Page, stage: Stage, shoot: Shoot) -> None:
     """An answer that the page left is still there after, marked, and can be gone on with."""
-    stage.engine.says("Once upon a time there was a king who had three daughters.")
-    stage.engine.hold_after = 9
-    open_chat(page, stage.url)
-    say(page, "A story")
-    session = wait_saved(page)
-    page.wait(f"document.querySelector('{ANSWERS} .prose')?.innerText.startsWith('Once')")
+    session = held(page, stage, "Once upon a time there was a king who had three daughters.", 9)
     page.wait_for(lambda: len(stage.session(session)["messages"]) == 2, "the answer to be saved")
     page.reload()
     page.wait("document.querySelector('.aside')?.innerText.includes('cut off')")
@@ -169,12 +176,7 @@ def test_reload_in_the_middle(page: Page, stage: Stage, shoot: Shoot) -> None:
 def test_last_words(page: Page, stage: Stage) -> None:
     """The page that comes next may ask before the last words of the one before it have arrived, as
     where they never do."""
-    stage.engine.says("Once upon a time there was a king who had three daughters.")
-    stage.engine.hold_after = 9
-    open_chat(page, stage.url)
-    say(page, "A story")
-    session = wait_saved(page)
-    page.wait(f"document.querySelector('{ANSWERS} .prose')?.innerText.startsWith('Once')")
+    session = held(page, stage, "Once upon a time there was a king who had three daughters.", 9)
     page.press("Escape")
     page.wait_for(lambda: state(stage, session) == "stopped", "the stopped answer to be saved")
     page.run(
@@ -338,12 +340,7 @@ def test_the_model_was_changed_meanwhile(page: Page, stage: Stage) -> None:
 
 def test_another_page_meanwhile(page: Page, stage: Stage) -> None:
     """An answer goes on while another view is shown."""
-    stage.engine.says("One two three four five six.")
-    stage.engine.hold_after = 6
-    open_chat(page, stage.url)
-    say(page, "Count")
-    session = wait_saved(page)
-    page.wait(f"document.querySelector('{ANSWERS} .prose')?.innerText.startsWith('One')")
+    session = held(page, stage, "One two three four five six.", 6)
     page.click('a[href="#/status"]')
     page.wait("document.querySelector('.tiles')")
     stage.engine.hold_after = None
