@@ -171,8 +171,6 @@ class Service:
         """
         if not wants_form(ask):
             return None
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._compilers, preparation.grammars.prepare)
         work = self._compilers.submit(preparation.constrain, ask)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(work), _COMPILE_S)
@@ -186,7 +184,7 @@ class Service:
 
     async def get_ready(self) -> None:
         """Do what stalls all answers as soon as nobody waits for one: the vocabulary of grammars
-        (`grammar._vocabulary`; a form that is asked for earlier makes it itself), and `heap.keep`.
+        (`vocabulary.whole`; a form that is asked for earlier makes it itself), and `heap.keep`.
         """
         preparation = await self.preparation()
         while True:

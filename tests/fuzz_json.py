@@ -162,16 +162,51 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/score": [{"text_1": "a", "text_2": ["b", "c"]}],
 }
+# What is no question to the model. `{id}` is the connection's last chat, upload or download.
+TURN = {"parent": None, "role": "user", "content": "hello"}
+CURVE = {"space": "logprob", "points": [{"x_pct": 1, "y_pct": 1}, {"x_pct": 100, "y_pct": 50}]}
+OTHER_BODIES: dict[str, list[dict[str, Any]]] = {
+    "/signal": [{"prompt": "hello"}],
+    "/generate": [{"prompt": "hello", "n": 2, "seed": 7, "max_tokens": 3, "curve": CURVE}],
+    "/api/sessions": [{"title": "hello"}, {"settings": {"temperature": 1}}],
+    "/api/sessions/{id}/messages": [TURN, {**TURN, "role": "assistant", "tool_calls": [CALL]}],
+    "/api/sessions/import": [{"session": {"title": "a"}}, TURN],
+    "/api/render": [{"text": "**hello**\n\n```python\nx = 1\n```\n| a |\n|---|\n| b |"}],
+    "/downloads": [{"model": "org/name"}, {"model": "org/name", "file": "x.gguf"}],
+    "/api/hub/download": [{"model": "org/name"}],
+    "/api/hub/search": [{"query": "tiny"}],
+    "/api/hub/local": [{}],
+    "/api/imports": [{"name": "x.gguf", "size": 40, "modified": 1}],
+    "/api/models/serve": [{"model": "tiny"}, {"model": "absent"}],
+    "/api/hub/serve": [{"model": "absent"}],
+    "/api/gc/execute": [{"yes": True}],
+    "/api/settings/hf-token": [{"token": "x"}],
+}
 # For routes that come to be and are not above: the usual names.
 UNKNOWN = {"model": "x", "input": "hello", "prompt": "hello", "messages": [USER], "id": "x"}
 
-# What asks the hub, deletes files or changes the served model has tests of its own.
-APART = ("/downloads", "/api/hub", "/api/gc", "/api/models", "/api/imports", "/api/settings")
-ASKED = [(method, path) for method, path, _ in ROUTES if not path.startswith(APART)]
+ALL_BODIES = {**BODIES, **OTHER_BODIES}
+ASKED = [(method, path) for method, path, _ in ROUTES]
 POSTS = tuple(path for method, path in ASKED if method == "POST" and "{" not in path)
 # The more bodies a route has, the more often it is asked: it has more to get wrong.
 WEIGHTS = tuple(len(BODIES.get(path, [UNKNOWN])) for path in POSTS)
 OTHERS = tuple(each for each in ASKED if each[0] != "POST" or "{" in each[1])
+# What goes on from an answer, by what was asked before it.
+NEXT: dict[str, tuple[tuple[str, str], ...]] = {
+    "/api/sessions": (
+        ("GET", "/api/sessions/{id}"), ("PATCH", "/api/sessions/{id}"),
+        ("DELETE", "/api/sessions/{id}"), ("GET", "/api/sessions/{id}/export"),
+        ("POST", "/api/sessions/{id}/messages"), ("POST", "/api/sessions/{id}/messages"),
+        ("PATCH", "/api/sessions/{id}/messages/1"), ("GET", "/api/sessions/search?q=hello"),
+    ),
+    "/api/imports": (
+        ("PUT", "/api/imports/{id}?offset=0"), ("PUT", "/api/imports/{id}?offset=7"),
+        ("DELETE", "/api/imports/{id}"), ("GET", "/downloads"),
+    ),
+    "/downloads": (("GET", "/downloads"), ("DELETE", "/downloads/{id}")),
+    "/api/models/serve": (("GET", "/api/models/serve"), ("DELETE", "/api/models/serve")),
+}  # fmt: skip
+PIECES = (b"GGUF", b"GGUF\x03\x00\x00\x00", b"GGUF" + bytes(36), bytes(40), b"", b"x" * 100)
 
 # ----------------------------------------------------------------------------------------- junk
 
@@ -220,13 +255,15 @@ def json_case(rng: Random) -> list[Ask]:
     if path == "/v1/responses":
         while rng.random() < 0.5:
             asks.append(_follow_up(rng))
+    while path in NEXT and rng.random() < 0.7:
+        asks.append(_next(*rng.choice(NEXT[path]), rng))
     while rng.random() < 0.3:
         asks.append(_post(path, rng))
     return asks
 
 
 def _post(path: str, rng: Random, **more: Any) -> Ask:
-    body = {**deepcopy(rng.choice(BODIES.get(path, [UNKNOWN]))), **more}
+    body = {**deepcopy(rng.choice(ALL_BODIES.get(path, [UNKNOWN]))), **more}
     is_valid = rng.random() < 0.15
     if is_valid and not more and path in BODIES:
         return Ask("POST", path, encode(body).encode(), is_valid=True)
@@ -264,6 +301,21 @@ def _follow_up(rng: Random) -> Ask:
         return Ask("POST", "/v1/responses/{id}/cancel", rng.choice((None, b"{}", b"[", b"\xff")))
     path = rng.choice(("/v1/responses/{id}", "/v1/responses/{id}/input_items"))
     return Ask("GET", path + rng.choice(("", _query(rng))), None)
+
+
+def _next(method: str, path: str, rng: Random) -> Ask:
+    """What may be asked of a chat, an upload, a download or a swap that there is, with luck."""
+    if method == "PUT":
+        return Ask(method, path, rng.choice(PIECES), reads=rng.random() < 0.85)
+    if method == "POST":
+        return _post(path, rng)
+    if method == "PATCH":
+        bent = _post("/api/sessions", rng) if path.endswith("{id}") else _post(NEXT_TURN, rng)
+        return Ask(method, path, bent.body)
+    return Ask(method, path, None)
+
+
+NEXT_TURN = "/api/sessions/{id}/messages"
 
 
 def _query(rng: Random) -> str:

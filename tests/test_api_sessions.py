@@ -108,6 +108,9 @@ WRONG = [
     ("POST", "", {"title": LONG}, "title"),
     ("POST", "", {"settings": []}, "settings"),
     ("POST", "", {"settings": {"a": "x" * 300_000}}, "settings"),
+    ("POST", "", b'{"settings": {"temperature": 1e999}}', "settings"),  # read as infinity
+    ("PATCH", "/ID", b'{"settings": {"a": [-1e999]}}', "settings"),
+    ("PATCH", "/ID/messages/MID", b'{"usage": {"a": 1e999}}', "usage"),
     ("PATCH", "/ID", {}, "title"),
     ("PATCH", "/ID", {"title": None}, "title"),
     ("PATCH", "/ID", {"leaf": 5}, "leaf"),

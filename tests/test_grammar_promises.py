@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from mlxlite.text import grammar
+from mlxlite.errors import BadRequest
+from mlxlite.text import grammar, vocabulary
 from mlxlite.text.grammar import Grammars, Matcher
 from tests import schema_table as table
 from tests import tiny
@@ -254,13 +255,13 @@ def test_ten_at_once_make_one_vocabulary(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    original = grammar._vocabulary
+    original = vocabulary.whole
 
     def counted(*given: Any) -> Any:
         made.append(1)
         return original(*given)
 
-    monkeypatch.setattr(grammar, "_vocabulary", counted)
+    monkeypatch.setattr(vocabulary, "whole", counted)
     found: list[str] = []
     with LiveApp(tiny_folder) as app:
 
@@ -330,3 +331,59 @@ def test_nothing_is_logged_without_it(caplog: pytest.LogCaptureFixture) -> None:
     del made
     gc.collect()
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ("json", {"type": "strin"}), ("json", {"allOf": [{"type": "string"}, {"type": "null"}]}),
+        ("regex", "("), ("grammar", "start: ("), ("grammar", "root ::= ("),
+    ],
+)  # fmt: skip
+def test_what_is_bad_in_itself_needs_no_vocabulary(wanted: Any, text: Any) -> None:
+    """Making it stalls streams: nobody waits for that because of a form that is refused (F70)."""
+    grammars = Grammars(TOKENIZER, VOCAB)
+    with pytest.raises((BadRequest, grammar.Unsupported)) as first:
+        grammars.compile(form(wanted, text))
+    assert grammars._vocabulary is None
+    grammars.open()
+    with pytest.raises(type(first.value)) as later:
+        grammars.compile(form(wanted, text))
+    assert str(first.value) == str(later.value), "the same words as with the model's own tokens"
+
+
+def test_a_grammar_that_names_a_special_token_is_judged_by_the_models_own() -> None:
+    grammars = Grammars(TOKENIZER, VOCAB)
+    made = grammars.compile(form("grammar", f'start: <[{TOKENIZER.bos_id}]> "a"'))
+    assert made.matcher().forced()[0] == TOKENIZER.bos_id
+
+
+def test_the_tree_is_cut_once_and_for_nobody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[int] = []
+    original = vocabulary.sliced
+
+    def counted(tree: Any) -> Any:
+        cut.append(1)
+        return original(tree)
+
+    monkeypatch.setattr(vocabulary, "sliced", counted)
+    grammars = Grammars(TOKENIZER, VOCAB)
+    grammars.compile(form("json", {"type": "string"}))
+    assert cut == []
+    for _ in range(2):
+        grammars.prepare()
+    assert cut == [1]
+
+
+def test_masks_are_the_same_before_the_tree_is_cut() -> None:
+    """In parts or whole, what is allowed is."""
+    wanted = form("json", {"type": "object", "properties": {"a": {"type": "string"}}})
+    early, late = Grammars(TOKENIZER, VOCAB), Grammars(TOKENIZER, VOCAB)
+    late.prepare()
+    pair = early.compile(wanted).matcher(), late.compile(wanted).matcher()
+    ids = TOKENIZER.encode('{"a":"one two, three"}', add_special_tokens=False)
+    for token in ids:
+        first, second = (list(each.mask()) for each in pair)
+        assert first == second
+        for each in pair:
+            each.consume(token)

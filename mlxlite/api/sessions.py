@@ -146,14 +146,19 @@ def _take(body: Mapping[str, JSON], allowed: Sequence[Field]) -> dict[str, Any]:
         if len(found.get(name, "")) > _MOST_CHARS:
             raise BadRequest(f"{name} must be at most {_MOST_CHARS} characters", param=name)
     for name, most in _MOST_JSON.items():
-        if name in found and not _is_within(found[name], most):
+        try:
+            is_small = name not in found or _is_within(found[name], most)
+        except ValueError:  # 1e999 is read as infinity
+            raise BadRequest(f"{name} holds a number that is too large", param=name) from None
+        if not is_small:
             raise BadRequest(f"{name} must be at most {most} characters of JSON", param=name)
     return found
 
 
 def _is_within(value: JSON, most: int) -> bool:
-    """Whether its JSON is no longer; looks no further than that."""
-    for part in json.JSONEncoder().iterencode(value):
+    """Whether its JSON is no longer; looks no further than that. Raises ValueError for what JSON
+    cannot hold."""
+    for part in json.JSONEncoder(allow_nan=False).iterencode(value):
         most -= len(part)
         if most < 0:
             return False

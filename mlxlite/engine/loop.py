@@ -7,21 +7,20 @@ guide or sink that row, in a prefill the row it served, in the shared step the r
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlxlite.engine import backend as mlx_backend  # before anything that imports mlx
-from mlxlite.engine import gated, load, rotary, sample, turned
+from mlxlite.engine import gated, load, rotary, sample
 from mlxlite.engine.batch import Batch
 from mlxlite.engine.embed import Embedder
+from mlxlite.engine.findings import Findings
 from mlxlite.engine.jobs import Jobs
-from mlxlite.engine.judge import judge
 from mlxlite.engine.memory import Budget
 from mlxlite.engine.reuse import PromptCache
 from mlxlite.engine.row import Phase, Row
@@ -33,7 +32,6 @@ from mlxlite.engine.scheduler import (
     Step,
 )
 from mlxlite.engine.slots import is_plain
-from mlxlite.engine.verdicts import Verdicts
 from mlxlite.errors import Cancelled, EngineFault, MlxliteError, ModelError
 from mlxlite.kvplan import Room
 from mlxlite.types import Event, Finish, ModelFacts, TokenLogprob, Verdict
@@ -46,7 +44,6 @@ _WARM_UP_TOKENS = 8  # long enough to show the speed of a prefill, short enough 
 _CLEAR_EVERY_STEPS = 256  # decode steps between two clearings of MLX's buffer cache
 _COUNT_EVERY_STEPS = 64  # decode steps between two looks at how much the rows have grown
 _MOST_CACHED_BYTES = 2**30  # freed buffers that MLX keeps for reuse
-_OVER = object()
 _MOST_FAILED_STEPS = 2  # in a row; then whatever is wrong is not the rows' (D19)
 
 
@@ -108,9 +105,7 @@ class Loop:
         self.embedder: Embedder | None = None
         self.prompts: PromptCache | None = None
         self.budget: Budget | None = None
-        self._judging: Iterator[None] | None = None
-        self._turn = turned.Turn()
-        self._verdicts: Verdicts | None = None
+        self._findings: Findings | None = None
 
     # --------------------------------------------------------------------------- open, close
 
@@ -142,7 +137,8 @@ class Loop:
             max_context = min(max_context, room.max_context)
             self._count_memory(room, backend.kind)
         vocab_size = batch.vocab_size
-        self._find_out(loaded, backend)
+        self._findings = Findings(loaded, batch.lanes, vocab_size, backend, options.kernel_folder)
+        self._group()
         return ModelFacts(
             model_type=str(loaded.config["model_type"]),
             backend=backend.kind,
@@ -153,22 +149,8 @@ class Loop:
             memory_bytes=backend.memory_bytes,
         )
 
-    def _find_out(self, loaded: load.LoadedModel, backend: mlx_backend.Backend) -> None:
-        """Whether rows may share a forward, and whether products are turned: as it was found
-        before, or by trying, a forward at a time."""
-        assert self.batch is not None
-        self._turn = turned.install(loaded.model) if backend.kind == "cpu" else turned.Turn()
-        about = {"config": loaded.config, "dtype": loaded.dtype, "backend": backend.fingerprint}
-        self._verdicts = Verdicts(self._options.kernel_folder, loaded.model, about)
-        if (known := self._verdicts.read()) is not None:
-            self.batch.lanes.may_pool = known.get("may_pool", False)
-            self._turn.is_on = known.get("is_turned", False)
-            self._judged()
-            return
-        judging = judge(loaded.model, self.batch.lanes, loaded.dtype, self.batch.vocab_size)
-        self._judging = itertools.chain(judging, self._turn.measure())
-
-    def _judged(self) -> None:
+    def _group(self) -> None:
+        """Let prompts be run together, if it is known by now that they can be."""
         assert self.batch is not None
         lanes = self.batch.lanes
         self.scheduler.may_group = lanes.may_pool and is_plain(lanes.new_cache())
@@ -189,7 +171,7 @@ class Loop:
         """Let go of every array."""
         if self.prompts is not None:
             self.prompts.tree.clear()
-        self.batch = self.embedder = self.prompts = self.budget = self._judging = None
+        self.batch = self.embedder = self.prompts = self.budget = self._findings = None
         self.scheduler.has_room = lambda row, running: True
 
     # ------------------------------------------------------------------------- what comes in
@@ -212,13 +194,13 @@ class Loop:
         """Whether to step. Tokens in flight are read before the engine rests, even if all rows are
         held: only then is a held row's cache its own, and the memory of those that left free."""
         is_busy = self.batch is not None and self.batch.is_busy
-        return self.scheduler.has_work or is_busy or self._may_judge
+        return self.scheduler.has_work or is_busy or self._may_try
 
     @property
-    def _may_judge(self) -> bool:
-        """Whether it is time to find out if rows may share a forward: not while a single row runs,
-        which would wait for it and gain nothing."""
-        return self._judging is not None and len(self.scheduler.live) != 1
+    def _may_try(self) -> bool:
+        if self._findings is None:
+            return False
+        return self._findings.may_try(len(self.scheduler.waiting), len(self.scheduler.live))
 
     # ------------------------------------------------------------------------------ one step
 
@@ -238,8 +220,8 @@ class Loop:
             self._step(step)
         if self.is_abandoned:  # it hung, and another life has begun
             return
-        if self._may_judge:
-            self._judge()
+        if self._may_try:
+            self._try()
         # Rows wait meanwhile, so a slice beside them is as short as a prompt's chunk is.
         self._jobs.step(SHARED_CHUNK_BUDGET_S if self.scheduler.rows else CHUNK_BUDGET_S)
         if not self.scheduler.rows:
@@ -251,19 +233,16 @@ class Loop:
     @property
     def shares_forwards(self) -> bool | None:
         """Whether rows decode together; None until that is known."""
-        if self.batch is None or self._judging is not None:
+        if self.batch is None or self._findings is None or not self._findings.is_judged:
             return None
         return self.batch.lanes.may_pool
 
-    def _judge(self) -> None:
-        """One more forward of the judge."""
-        assert self._judging is not None
-        if next(self._judging, _OVER) is _OVER:
-            self._judging = None
-            self._judged()
-            assert self.batch is not None and self._verdicts is not None
-            if self.batch.lanes.may_pool:  # the other verdict may be that of a fault
-                self._verdicts.write({"may_pool": True, "is_turned": self._turn.is_on})
+    def _try(self) -> None:
+        assert self._findings is not None
+        was_judged = self._findings.is_judged
+        self._findings.go_on()
+        if self._findings.is_judged and not was_judged:
+            self._group()
 
     def _step(self, step: Step) -> None:
         assert self.batch is not None

@@ -37,16 +37,15 @@ class Verdicts:
             digest.update(path.read_bytes())
         self._path = folder / f"judged-{digest.hexdigest()[:24]}.json"
 
-    def read(self) -> dict[str, bool] | None:
-        """What was found, or None."""
+    def read(self) -> dict[str, Any] | None:
+        """What was found, an object, or None."""
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        is_sound = isinstance(found, dict) and all(isinstance(v, bool) for v in found.values())
-        return found if is_sound else None
+        return found if isinstance(found, dict) else None
 
-    def write(self, found: Mapping[str, bool]) -> None:
+    def write(self, found: Mapping[str, Any]) -> None:
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,12 +4,9 @@
     Grammar    one compiled form; compiling takes milliseconds to seconds, off the event loop
     Matcher    where one row stands in it: bits of the ids allowed next, 0.05 to 0.2 ms each
 
-The only file that imports `llguidance` (extra `grammar`). Its objects keep an error to themselves
-until they are asked; here every error is raised. Compiling frees the GIL and cannot be stopped:
-its size is bounded here, its time by who waits for it (`service`).
-
-The vocabulary is given as bytes, as our tokenizer knows them: from the tokenizer's file llguidance
-would read it in ten times the time, with the GIL held.
+Beside `vocabulary` the only file that imports `llguidance` (extra `grammar`). Its objects keep an
+error to themselves until they are asked; here every error is raised. Compiling frees the GIL and
+cannot be stopped: its size is bounded here, its time by who waits for it (`service`).
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxlite.errors import BadRequest, EngineFault
+from mlxlite.text import vocabulary
 from mlxlite.text.json_schema import (
     JSON_OPTIONS,
     MOST_LEVELS,
@@ -51,7 +49,6 @@ MOST_BYTES = 1_000_000  # of a schema, an expression, a grammar, all choices
 _MOST_KEPT = 64  # compiled grammars; a kept one saves its compile, and an agent asks for few
 _LARGEST_KEPT = 64 * 1024  # characters; what is larger may take much memory, compiled
 _MOST_QUOTED = 300  # characters of llguidance's own words
-_BLANK_SLICE = r"[\x20\x0A\x0D\x09]+"
 _BLANKS = r"[ \n\r\t]{0,8}"  # a model that falls into blanks gets out of them again (F69)
 _MOST_RULES = 500  # of a grammar that a client wrote; 5,000 in a row end the process
 _RULE = re.compile(r"::=|^[ \t]*[?!]?\w+[^:\"'/\n]*:", re.MULTILINE)
@@ -184,6 +181,7 @@ class Grammars:
         self._numbers = itertools.count(1)
         self._opening = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
+        self._is_cut = False
         self._keeping = threading.Lock()
         self._kept: OrderedDict[tuple[Any, ...], Grammar] = OrderedDict()
         self._holding: dict[bytes, list[tuple[bytes, int]]] = {}  # ids by a byte within them
@@ -194,24 +192,35 @@ class Grammars:
         knows_bytes = self._tokenizer.kind is not Kind.OTHER
         return is_installed() and knows_bytes and bool(self._tokenizer.eos_ids)
 
-    def open(self) -> None:
-        """Import llguidance and give it the vocabulary, once: 0.2 s of work. Raises Unsupported."""
+    def open(self) -> llguidance.LLTokenizer:
+        """Import llguidance and give it the vocabulary, once: 0.2 s of work, a quarter of it with
+        the GIL. Raises Unsupported."""
+        self._require()
+        with self._opening:
+            if self._vocabulary is None:
+                self._vocabulary = vocabulary.whole(self._tokenizer, self.vocab_size)
+            return self._vocabulary
+
+    def _require(self) -> None:
+        """Raises Unsupported if there can be no vocabulary."""
         if not is_installed():
             raise Unsupported("the extra is not installed (pip install 'mlxlite[grammar]')")
         if self._tokenizer.kind is Kind.OTHER:
             raise Unsupported("the bytes of this model's tokens are not known")
         if not self._tokenizer.eos_ids:
             raise Unsupported("this model names no token that ends an answer")
-        with self._opening:
-            if self._vocabulary is None:
-                self._vocabulary = _vocabulary(self._tokenizer, self.vocab_size)
 
     def prepare(self) -> None:
-        """`open`, ahead of the first compile; what it cannot do, that will say."""
+        """`open`, ahead of the first compile; what it cannot do, that will say. And cut the tree
+        for quick masks, once: 0.08 s more with the GIL, so not for a form that somebody waits for.
+        """
         try:
-            self.open()
+            whole = self.open()
         except Unsupported:
-            pass
+            return
+        if not self._is_cut:
+            self._is_cut = True
+            self._vocabulary = vocabulary.sliced(whole)
 
     def ids_past(self, text: bytes) -> list[int]:
         """The ids that spell a text and go on after it. 10 ms for a last character that is new,
@@ -237,12 +246,14 @@ class Grammars:
             if known.name:
                 log.info("%s: was kept", known.name)
             return known
-        self.open()
+        self._require()
+        if self._vocabulary is None and not (wanted.kind == "grammar" and "<" in text):
+            # A form that is bad in itself makes nobody wait for the vocabulary. Special tokens,
+            # which a grammar may name, are in no other.
+            self._compiled(wanted, text, vocabulary.letters())
+        tree = self.open()
         began = time.perf_counter()
-        if wanted.kind == "json":
-            made = self._compile_json(wanted, text)
-        else:
-            made = self._made(_lark(wanted, text), wanted.field)
+        made = self._compiled(wanted, text, tree)
         if self._is_logged:
             made.name = f"grammar {next(self._numbers)} ({wanted.label})"
             taken_ms = (time.perf_counter() - began) * 1000
@@ -262,92 +273,62 @@ class Grammars:
             return f"<[{token_id}]>"
         return json.dumps(text)
 
-    def _compile_json(self, wanted: Constraint, text: str) -> Grammar:
+    def _compiled(self, wanted: Constraint, text: str, on: llguidance.LLTokenizer) -> Grammar:
+        if wanted.kind != "json":
+            return _made(_lark(wanted, text), wanted.field, on)
         schema = json.loads(text)
         schema.pop("x-guidance", None)  # options that are ours to set
         unsure = doubts(schema)
         schema = separated(schema)
         if wanted.is_closed and (narrow := closed(schema)) != schema:
             try:
-                return self._made_json(narrow, wanted, unsure)
+                return self._made_json(narrow, wanted, on, unsure)
             except (BadRequest, Unsupported):
                 pass  # closed it may allow nothing: what is open then judges the schema itself
-        return self._made_json(schema, wanted, unsure)
+        return self._made_json(schema, wanted, on, unsure)
 
-    def _made_json(self, schema: JSON, wanted: Constraint, unsure: tuple[str, ...]) -> Grammar:
+    def _made_json(
+        self, schema: JSON, wanted: Constraint, on: llguidance.LLTokenizer, unsure: tuple[str, ...]
+    ) -> Grammar:
         text = json.dumps(schema)
         has_controls = _CONTROL.search(text) is not None
         if has_controls and is_open(schema):
             unsure = (*unsure, "names of open objects beside control characters")
-        return self._made(_json_grammar(text, wanted, has_controls), wanted.field, unsure)
+        return _made(_json_grammar(text, wanted, has_controls), wanted.field, on, unsure)
 
-    def _made(self, grammar: str, field: str, unsure: tuple[str, ...] = ()) -> Grammar:
-        import llguidance
 
-        assert self._vocabulary is not None
-        limits = llguidance.LLParserLimits(
-            step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False
-        )
-        inner = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
-        if not inner.is_error():
-            # The first steps tell what allows no answer at all, such as an object that holds
-            # itself, and what is too complex to be followed.
-            probe = inner.deep_copy()
-            probe.compute_bitmask()
-            if not probe.is_error() and (forced := probe.compute_ff_tokens()):
-                probe.consume_token(forced[0])
-                if not probe.is_stopped():
-                    probe.compute_bitmask()
-            error = probe.get_error() if probe.is_error() else ""
-        else:
-            error = inner.get_error()
-        if error:
-            if any(words in error.lower() for words in _UNKNOWN_WORDS):
-                raise Unsupported(_plain(error))
-            raise BadRequest(f"{field} cannot be used: {_plain(error)}", param=field)
-        notes = tuple(_plain(note) for note in inner.get_grammar_warnings())
-        return Grammar(inner, (*notes, *unsure))
+def _made(
+    grammar: str, field: str, on: llguidance.LLTokenizer, unsure: tuple[str, ...] = ()
+) -> Grammar:
+    import llguidance
+
+    limits = llguidance.LLParserLimits(
+        step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False
+    )
+    inner = llguidance.LLMatcher(on, grammar, log_level=0, limits=limits)
+    if not inner.is_error():
+        # The first steps tell what allows no answer at all, such as an object that holds
+        # itself, and what is too complex to be followed.
+        probe = inner.deep_copy()
+        probe.compute_bitmask()
+        if not probe.is_error() and (forced := probe.compute_ff_tokens()):
+            probe.consume_token(forced[0])
+            if not probe.is_stopped():
+                probe.compute_bitmask()
+        error = probe.get_error() if probe.is_error() else ""
+    else:
+        error = inner.get_error()
+    if error:
+        if any(words in error.lower() for words in _UNKNOWN_WORDS):
+            raise Unsupported(_plain(error))
+        raise BadRequest(f"{field} cannot be used: {_plain(error)}", param=field)
+    notes = tuple(_plain(note) for note in inner.get_grammar_warnings())
+    return Grammar(inner, (*notes, *unsure))
 
 
 def is_installed() -> bool:
     """Whether the extra `grammar` is there; nothing is imported."""
     return importlib.util.find_spec("llguidance") is not None
-
-
-class _Bytes:
-    """A tokenizer in the shape that llguidance takes: the bytes of each id, and a way to ids."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self.eos_token_id = min(tokenizer.eos_ids)
-        self.bos_token_id = tokenizer.bos_id
-        # What the model has no logit for is nothing; and what has no bytes is never allowed.
-        self.tokens = tokenizer.all_bytes()
-        self.tokens[vocab_size:] = [b""] * len(self.tokens[vocab_size:])
-        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < len(self.tokens))
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
-        return self._tokenizer.encode(whole, add_special_tokens=False)
-
-
-def _vocabulary(tokenizer: Tokenizer, vocab_size: int) -> llguidance.LLTokenizer:
-    """llguidance's tree of all tokens. It is built with the GIL held, which stalls every stream for
-    0.15 s with 50,000 ids: `Service` has it done while nobody waits."""
-    import llguidance
-
-    spelled = _Bytes(tokenizer, vocab_size)
-    size = len(spelled.tokens)
-    made = llguidance.LLTokenizer(
-        llguidance.TokenizerWrapper(spelled),
-        n_vocab=size,
-        eos_token=sorted(token for token in tokenizer.eos_ids if token < size),
-        # Parts of the tree by what strings may hold, a seventh of the work each. The one of blanks
-        # is left out: no mask is faster for it.
-        slices=[each for each in llguidance.LLTokenizer.general_slices() if each != _BLANK_SLICE],
-    )
-    spelled.tokens = []  # the tree has them
-    return made
 
 
 # ----------------------------------------------------------------------------- the forms as text
