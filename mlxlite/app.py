@@ -39,6 +39,7 @@ from mlxlite.api import (
     text,
     upkeep,
 )
+from mlxlite.approvals import Approvals
 from mlxlite.config import Settings
 from mlxlite.downloads import Downloads
 from mlxlite.errors import MlxliteError
@@ -124,6 +125,9 @@ ROUTES: tuple[tuple[str, str, ServiceHandler], ...] = (
     ("GET", "/api/settings/hf-token", upkeep.show_token),
     ("POST", "/api/settings/hf-token", upkeep.keep_token),
     ("DELETE", "/api/settings/hf-token", upkeep.forget_token),
+    ("GET", "/api/settings/tool-approvals", upkeep.show_approvals),
+    ("POST", "/api/settings/tool-approvals", upkeep.approve),
+    ("DELETE", "/api/settings/tool-approvals", upkeep.disapprove),
 )
 # The web page: no API, so `/v1` does not list it, and open without the key (decision D13).
 PAGES: tuple[tuple[str, str, ServiceHandler], ...] = (
@@ -253,8 +257,9 @@ def _add_parts(
     shelf = Shelf(settings, MODEL_FILES, machine)
     shelf.served[model.name] = model
     swaps = Swaps(service, model, worker, Loader(start, open_other, name))
-    downloads = Downloads(settings.home, shelf.changed)
-    for part in (shelf, swaps, downloads, Uploads(settings.home)):
+    home = settings.home
+    downloads = Downloads(home, shelf.changed)
+    for part in (shelf, swaps, downloads, Uploads(home), Approvals(home)):
         service.add_part(part)
     return swaps, downloads
 

@@ -181,6 +181,7 @@ OTHER_BODIES: dict[str, list[dict[str, Any]]] = {
     "/api/hub/serve": [{"model": "absent"}],
     "/api/gc/execute": [{"yes": True}],
     "/api/settings/hf-token": [{"token": "x"}],
+    "/api/settings/tool-approvals": [{"tool": "weather"}],
 }
 # For routes that come to be and are not above: the usual names.
 UNKNOWN = {"model": "x", "input": "hello", "prompt": "hello", "messages": [USER], "id": "x"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlxlite.errors import BadRequest, EngineFault
-from mlxlite.text import grammar
+from mlxlite.text import vocabulary
 from mlxlite.text.grammar import Grammars, Unsupported
 from mlxlite.text.json_schema import MOST_LEVELS, closed, separated
 from tests import schema_table as table
@@ -254,13 +254,13 @@ def test_a_refused_token_raises(grammars: Grammars) -> None:
 
 def test_the_vocabulary_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    original = grammar._vocabulary
+    original = vocabulary.whole
 
     def counted(*given: Any) -> Any:
         made.append(1)
         return original(*given)
 
-    monkeypatch.setattr(grammar, "_vocabulary", counted)
+    monkeypatch.setattr(vocabulary, "whole", counted)
     fresh = Grammars(TOKENIZER, VOCAB)
     threads = [
         threading.Thread(target=fresh.compile, args=(form("regex", f"a{n}"),)) for n in range(10)

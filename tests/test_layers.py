@@ -165,6 +165,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "background",
             "downloads",
             "uploads",
+            "approvals",
             "shelf",
             "service",
             "swap",

@@ -1,9 +1,11 @@
-"""Upkeep of what models take and need: the hub's cache, the hub token (spec 70 section 9).
+"""Upkeep: the hub's cache, the hub token, the tools that are always allowed (spec 70 section 9).
 
     GET  /api/gc/plan               -> {"ok", "superseded": [row], "reclaim_bytes"}
     POST /api/gc/execute {"yes": true} -> {"ok", "snapshots", "blobs", "reclaimed_bytes"}
     GET  /api/settings/hf-token     -> {"ok", "hasToken", "source": "stored" | "environment" | null}
     POST /api/settings/hf-token {"token": "..."}; DELETE forgets it
+    GET  /api/settings/tool-approvals -> {"ok", "alwaysAllow": [name]}; POST {"tool": "..."} adds
+         one, DELETE ?tool=... or {"tool": "..."} takes it back
 
 The token goes into a file of the home that only its owner can read, and never into an answer or
 the log.
@@ -11,8 +13,11 @@ the log.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from mlxlite.approvals import Approvals
 from mlxlite.downloads import Downloads
 from mlxlite.errors import BadRequest, DiskFull
 from mlxlite.http.routing import Request, Response, json_response
@@ -88,3 +93,32 @@ async def forget_token(service: Service, request: Request) -> Response:
 async def _token(service: Service) -> Response:
     source = await service.in_pool(hub_token.source, service.settings.home)
     return json_response({"ok": True, "hasToken": source is not None, "source": source})
+
+
+async def show_approvals(service: Service, request: Request) -> Response:
+    """GET /api/settings/tool-approvals: tools that whoever runs them need not ask about."""
+    return _approvals(await service.in_pool(service.part(Approvals).names))
+
+
+async def approve(service: Service, request: Request) -> Response:
+    """POST /api/settings/tool-approvals"""
+    tool = (await request.json()).get("tool")
+    return await _changed(service, service.part(Approvals).allow, tool)
+
+
+async def disapprove(service: Service, request: Request) -> Response:
+    """DELETE /api/settings/tool-approvals: 400 without a tool; one that is not there is no fault"""
+    body = await request.json() if request.content else {}
+    tool = body.get("tool", request.query.get("tool"))
+    return await _changed(service, service.part(Approvals).forget, tool)
+
+
+async def _changed(service: Service, change: Callable[[Any], list[str]], tool: Any) -> Response:
+    try:
+        return _approvals(await service.in_pool(change, tool))
+    except OSError as error:
+        raise DiskFull(f"this cannot be kept: {error.strerror or 'no room'}") from None
+
+
+def _approvals(names: list[str]) -> Response:
+    return json_response({"ok": True, "alwaysAllow": names})

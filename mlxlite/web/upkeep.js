@@ -4,6 +4,8 @@ import { confirm } from "./dialogs.js";
 import { announce, bytes, count, freshId, h } from "./dom.js";
 import { setText } from "./rows.js";
 
+const APPROVALS = "/api/settings/tool-approvals";
+
 /** The part of the view that cleans up and keeps the token. changed: models may be gone. */
 export class Upkeep {
   constructor(api, changed) {
@@ -17,6 +19,9 @@ export class Upkeep {
     this.token = h("input", { id: tokenId, type: "password", autocomplete: "off", maxlength: 1024, spellcheck: "false" });
     this.has = h("p", { role: "status" });
     this.forget = h("button", { type: "button", class: "button", hidden: true, onclick: () => this.#setToken("forget") }, "Forget the token");
+    this.tools = h("ul", { class: "models-plan" });
+    this.allowed = h("section", { class: "models-section", hidden: true }, h("h2", {}, "Tools that are always allowed"),
+      h("p", { class: "muted" }, "Whoever runs tools for a model on this machine does not ask before these."), this.tools);
     this.element = h("div", { class: "models" }, this.trouble,
       h("section", { class: "models-section" }, h("h2", {}, "Clean up"),
         h("p", { class: "muted" }, "Versions of hub models that newer ones replaced, and files that none needs any more. First only a look."),
@@ -28,11 +33,25 @@ export class Upkeep {
         this.has,
         h("form", { onsubmit: (event) => { event.preventDefault(); this.#setToken("keep"); } },
           h("div", { class: "field" }, h("label", { htmlFor: tokenId }, "Token"),
-            h("div", { class: "models-ask" }, this.token, h("button", { type: "submit", class: "button" }, "Keep"), this.forget)))));
+            h("div", { class: "models-ask" }, this.token, h("button", { type: "submit", class: "button" }, "Keep"), this.forget)))),
+      this.allowed);
   }
 
   start() {
     this.#setToken("look");
+    this.#showTools(() => this.api.get(APPROVALS));
+  }
+
+  async #showTools(ask) {
+    await this.#try(async () => {
+      const { alwaysAllow } = await ask();
+      this.allowed.hidden = alwaysAllow.length === 0;
+      this.tools.replaceChildren(...alwaysAllow.map((tool) => h("li", {}, h("span", { class: "models-name" }, tool), " ",
+        h("button", {
+          type: "button", class: "button",
+          onclick: () => this.#showTools(() => this.api.remove(`${APPROVALS}?tool=${encodeURIComponent(tool)}`)),
+        }, "Ask again"))));
+    });
   }
 
   async #look() {

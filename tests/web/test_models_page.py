@@ -196,6 +196,21 @@ def test_clean_up_and_token(page: Page, tmp_path: Path, server: LiveApp) -> None
     page.wait("document.body.innerText.includes('There is no token.')")
 
 
+def test_tools_that_are_always_allowed(page: Page, server: LiveApp) -> None:
+    """Shown if there are any; a name is text, whatever is in it."""
+    tool = "<img src=x onerror=alert(1)> & ?tool=b"
+    assert "always allowed" not in page.text(".models")
+    for name in (tool, "read_file"):
+        server.ask("POST", "/api/settings/tool-approvals", {"tool": name})
+    page.run("location.reload()")
+    page.wait("document.body.innerText.includes('read_file')")
+    assert tool in page.text(".models")
+    press(page, "Ask again")
+    page.wait("!document.body.innerText.includes('onerror')")
+    found = server.ask("GET", "/api/settings/tool-approvals").json()["alwaysAllow"]
+    assert found == ["read_file"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 360])
 def test_anybody_can_use_it(
