@@ -7,11 +7,11 @@ asks here before it asks the user, and all of them know what was allowed in one.
 from __future__ import annotations
 
 import json
-import os
 import threading
 from pathlib import Path
 from typing import Any
 
+from mlxlite import private_file
 from mlxlite.errors import BadRequest, Conflict
 
 FILE = "tool-approvals.json"
@@ -46,7 +46,7 @@ class Approvals:
                 if len(names) >= MOST_TOOLS:
                     raise Conflict(f"{MOST_TOOLS} tools are allowed already", param="tool")
                 names = sorted([*names, name])
-                self._write(names)
+                private_file.write(self._path, json.dumps(names))
         return names
 
     def forget(self, tool: Any) -> list[str]:
@@ -56,16 +56,8 @@ class Approvals:
             names = self.names()
             if name in names:
                 names.remove(name)
-                self._write(names)
+                private_file.write(self._path, json.dumps(names))
         return names
-
-    def _write(self, names: list[str]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_name(f".{FILE}")
-        fresh.unlink(missing_ok=True)
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(names, file)
-        fresh.replace(self._path)
 
 
 def _name(tool: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlxlite import private_file
 from mlxlite.approvals import FILE, MOST_TOOLS, Approvals
 from tests import tiny
 from tests.live import LiveApp
@@ -81,12 +82,40 @@ def test_none_is_lost(tmp_path: Path) -> None:
     assert approvals.names() == [f"t{n}" for n in range(10)]
 
 
+def test_what_is_kept_is_whole(tmp_path: Path) -> None:
+    """Whoever writes, the file is one of theirs, readable by its owner alone; no draft is left."""
+    path = tmp_path / "home" / "kept"
+    texts = [str(n) * 10_000 for n in range(10)]
+    failures: list[BaseException] = []
+
+    def keep(text: str) -> None:
+        try:
+            for _ in range(20):
+                private_file.write(path, text)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=keep, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert path.read_text() in texts and path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError):
+        private_file.write(path, "x")
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_no_room(server: LiveApp, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     names(server.ask("POST", PATH, {"tool": "kept"}))
     with monkeypatch.context() as patch:
-        patch.setattr(Approvals, "_write", full)
+        patch.setattr("mlxlite.private_file.write", full)
         assert server.ask("POST", PATH, {"tool": "lost"}).status == 507
     assert names(server.ask("GET", PATH)) == ["kept"]

@@ -20,7 +20,17 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "foundation": (
         0,
         "",
-        ("__init__", "errors", "types", "config", "fields", "kvplan", "heap", "transfer"),
+        (
+            "__init__",
+            "errors",
+            "types",
+            "config",
+            "fields",
+            "kvplan",
+            "heap",
+            "private_file",
+            "transfer",
+        ),
     ),
     "http": (1, "http/", ("__init__", "wire", "guard", "routing", "static", "listen", "server")),
     "text": (

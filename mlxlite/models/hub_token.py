@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+from mlxlite import private_file
 from mlxlite.errors import BadRequest
 
 FILE = "hub-token"
@@ -31,12 +32,7 @@ def write(home: Path, token: str) -> None:
     """Keep it. Raises BadRequest for what is no token, without repeating it, and OSError."""
     if not _TOKEN.fullmatch(token):
         raise BadRequest("token must be 1 to 1,024 visible ASCII characters", param="token")
-    home.mkdir(parents=True, exist_ok=True)
-    fresh = home / f".{FILE}"
-    fresh.unlink(missing_ok=True)  # an older one might have a wider mode
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token)
-    fresh.replace(home / FILE)
+    private_file.write(home / FILE, token)
 
 
 def forget(home: Path) -> None:

@@ -51,6 +51,7 @@ _LARGEST_KEPT = 64 * 1024  # characters; what is larger may take much memory, co
 _MOST_QUOTED = 300  # characters of llguidance's own words
 _BLANKS = r"[ \n\r\t]{0,8}"  # a model that falls into blanks gets out of them again (F69)
 _MOST_RULES = 500  # of a grammar that a client wrote; 5,000 in a row end the process
+_PLAIN = ("json", "regex", "choice")  # forms that name no token
 _RULE = re.compile(r"::=|^[ \t]*[?!]?\w+[^:\"'/\n]*:", re.MULTILINE)
 _EMBEDDED = re.compile(r"%json\b")
 _CONTROL = re.compile(r"\\u00(?:[01].|7f)")  # in JSON: what cannot be written without `\\u`
@@ -247,7 +248,7 @@ class Grammars:
                 log.info("%s: was kept", known.name)
             return known
         self._require()
-        if self._vocabulary is None and not (wanted.kind == "grammar" and "<" in text):
+        if self._vocabulary is None and (wanted.kind in _PLAIN or "<" not in text):
             # A form that is bad in itself makes nobody wait for the vocabulary. Special tokens,
             # which a grammar may name, are in no other.
             self._compiled(wanted, text, vocabulary.letters())
