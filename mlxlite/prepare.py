@@ -26,7 +26,7 @@ from mlxlite.text.guides import Calls, GrammarGuide, Start, TextGuide, closing_i
 from mlxlite.text.messages import Message, normalise_messages, typed_tool_schemas
 from mlxlite.text.sink import Sink
 from mlxlite.text.template import ChatTemplate, open_think
-from mlxlite.text.tokenizer import Tokenizer
+from mlxlite.text.tokenizer import Tokenizer, largest_id
 from mlxlite.text.tools.families import family_of, route
 from mlxlite.text.tools.harmony import ANSWER
 from mlxlite.text.tools.watched import Watch
@@ -227,7 +227,7 @@ class Preparation:
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         """Token ids of a client: outside the vocabulary they would read past the embedding."""
-        if (largest := max(ids)) >= self.facts.vocab_size:
+        if (largest := largest_id(ids)) >= self.facts.vocab_size:
             raise BadRequest(
                 f"prompt names token {largest}; the vocabulary ends at {self.facts.vocab_size - 1}",
                 param="prompt",
@@ -244,10 +244,10 @@ class Preparation:
         bos = self.tokenizer.bos_id
         if bos is not None and ids[:2] == [bos, bos]:
             ids = ids[1:]  # written by the template and by the tokenizer
-        if max(ids, default=0) >= self.facts.vocab_size:
+        if (largest := largest_id(ids)) >= self.facts.vocab_size:
             # MLX does not check bounds: such an id would read past the embedding.
             raise BadRequest(
-                f"the tokenizer gives token {max(ids)}, the model's vocabulary ends at "
+                f"the tokenizer gives token {largest}, the model's vocabulary ends at "
                 f"{self.facts.vocab_size - 1}"
             )
         # A template may render nothing (no messages it cares for); a row needs one token to start.

@@ -31,6 +31,7 @@ from mlxlite.errors import MlxliteError
 from mlxlite.http import server as server_module
 from mlxlite.http.listen import bind
 from mlxlite.http.routing import EventStream, Request, Route, Router
+from mlxlite.http.server import SLICE_BYTES, Connection
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +98,25 @@ def test_a_slow_reader_is_not_cut(app: App) -> None:
             left -= len(client.file.read(60_000))
             time.sleep(0.02)
         assert len(client.file.read(left)) == left
+
+
+def test_a_large_answer_goes_out_in_slices(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have their turn between them, also while the reader keeps up; HEAD sends none."""
+    sizes: list[int] = []
+    write = Connection._write
+
+    def noted(self: Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        write(self, data)
+
+    monkeypatch.setattr(Connection, "_write", noted)
+    with serving(app) as live, live.connect() as client:
+        status, _, body = client.send(get("/large")).answer()
+        assert status == 200 and sum(sizes) > len(body) > 3 * SLICE_BYTES
+        assert max(sizes) <= SLICE_BYTES + 1000 and len(sizes) == -(-len(body) // SLICE_BYTES)
+        sizes.clear()
+        assert client.send(get("/large").replace(b"GET", b"HEAD")).head()[0] == 200
+        assert len(sizes) == 1 and sizes[0] < 1000
 
 
 def test_an_unread_answer_holds_one_frame_only(app: App) -> None:

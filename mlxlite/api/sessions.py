@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlxlite import transcript
@@ -83,9 +83,17 @@ async def show(service: Service, request: Request) -> Response:
 def _render(session: Mapping[str, JSON]) -> Response:
     """Message by message: JSON's encoder would hold the GIL, and so all streams, for all of it."""
     head = encode_json({**session, "messages": []}).removesuffix(b"]}")
-    messages = b",".join(encode_json(message) for message in session["messages"])
-    body = b'{"ok":true,"session":' + head + messages + b"]}}"
-    return Response(200, body, {"content-type": "application/json"})
+    return _listed(b'{"ok":true,"session":' + head, session["messages"], b"]}}")
+
+
+def _listed(begin: bytes, items: Iterable[JSON], end: bytes) -> Response:
+    parts = [begin]
+    for item in items:
+        parts += (encode_json(item), b",")
+    if len(parts) > 1:
+        parts.pop()
+    parts.append(end)
+    return Response(200, b"".join(parts), {"content-type": "application/json"})
 
 
 async def change(service: Service, request: Request) -> Response:
@@ -198,9 +206,8 @@ async def export(service: Service, request: Request) -> Response:
 
 
 def _render_entries(path: str, session: Mapping[str, JSON]) -> Response:
-    lines = b",".join(encode_json(entry) for entry in transcript.entries(session))
-    body = b'{"ok":true,"path":' + encode_json(path) + b',"entries":[' + lines + b"]}"
-    return Response(200, body, {"content-type": "application/json"})
+    begin = b'{"ok":true,"path":' + encode_json(path) + b',"entries":['
+    return _listed(begin, transcript.entries(session), b"]}")
 
 
 async def download(service: Service, request: Request) -> Response:

@@ -49,6 +49,7 @@ FRAMES_PER_TURN = 64  # frames sent before others get their turn, if the stream 
 LINGER_S = 5.0
 LINGER_BYTES = 64 << 20  # twice the largest body
 STOP_LINGER_S = 0.5  # the same, when the server stops
+SLICE_BYTES = 256 << 10  # of a whole answer, written at once
 SEND_BUFFER_BYTES = 128 << 10  # doubled by Linux; about a thousand frames of a chat
 
 
@@ -336,11 +337,9 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(result, EventStream):
                 await self._send_stream(request, result)
             else:
-                data = self._render(request, result)
+                head, body = self._render(request, result)
                 self._is_head_sent = True
-                self._write(data)
-                if self._writable is not None:
-                    await self._writable
+                await self._send(head, body)
                 log.debug("%s %r %d", request.method, request.path, result.status)
         except asyncio.CancelledError:
             if self._phase is Phase.GONE:
@@ -349,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._reset()
                 raise
             stopping = routing.error_response(EngineDown("the server is stopping"), request.surface)
-            self._write(self._render(request, stopping))
+            self._write(b"".join(self._render(request, stopping)))
         except Exception:
             log.exception("the answer to %r broke off (%s)", request.path, request.request_id)
             self._reset()
@@ -417,10 +416,21 @@ class Connection(asyncio.BufferedProtocol):
 
         self._beat = self._loop.call_later(interval_s, beat)
 
-    def _render(self, request: Request, response: Response) -> bytes:
+    def _render(self, request: Request, response: Response) -> tuple[bytes, bytes]:
+        """The head, and the body as it is sent."""
         status, body = response.status, response.body
         head = self._render_head(request, status, response.headers, len(body))
-        return head + body if request.method != "HEAD" and wire.has_body(status) else head
+        return head, body if request.method != "HEAD" and wire.has_body(status) else b""
+
+    async def _send(self, head: bytes, body: bytes) -> None:
+        """A whole answer, in slices between which others have their turn: the system takes 1 ms for
+        a megabyte."""
+        self._write(head + body[:SLICE_BYTES])
+        for start in range(SLICE_BYTES, len(body), SLICE_BYTES):
+            await (self._writable or asyncio.sleep(0))
+            self._write(body[start : start + SLICE_BYTES])
+        if self._writable is not None:
+            await self._writable
 
     def _render_head(
         self, request: Request, status: int, headers: Mapping[str, str], length: int | None
