@@ -14,6 +14,7 @@ const MODULES = [
   "status", "theme", "tree", "upkeep",
 ];
 const FIXED = ["/", "/manifest.webmanifest", "/assets/icon.svg"];
+const VISITED = ["/curves", "/curve-terrain", "/dag"];  // kept, with their files, once they were opened
 const SHEETS = ["app", "hljs", "models"];
 const SHELL = [...FIXED, ...SHEETS.map((name) => `${BASE}${name}.css`), ...MODULES.map((name) => `${BASE}${name}.js`)];
 
@@ -44,7 +45,7 @@ addEventListener("fetch", (event) => {
   const { request } = event;
   const { origin, pathname } = new URL(request.url);
   if (request.method !== "GET" || origin !== location.origin) return;
-  if (FIXED.includes(pathname)) event.respondWith(serverFirst(pathname));
+  if (FIXED.includes(pathname) || VISITED.includes(pathname)) event.respondWith(serverFirst(pathname));
   else if (pathname.startsWith(BASE)) event.respondWith(cacheFirst(pathname));
 });
 

@@ -93,6 +93,32 @@ def test_offline_shell(
     tab.goto("about:blank#done")
 
 
+@pytest.mark.parametrize("path", ["/curves", "/curve-terrain", "/dag"])
+def test_a_page_that_was_opened_opens_without_the_server(
+    tab: Page, tiny_folder: Path, tmp_path: Path, path: str
+) -> None:
+    with Stage(tiny_folder, tmp_path / "home") as stage:
+        open_chat(tab, stage.url)
+        wait_worker(tab)
+        tab.reload()
+        tab.wait(READY)
+        assert path not in tab.call(KEPT)
+        url = f"{stage.url}{path}"
+        tab.goto(url)
+        tab.wait(
+            "document.querySelector('main, canvas, svg') && document.readyState === 'complete'"
+        )
+        tab.wait_for(lambda: path in tab.call(KEPT), "the page to be kept")
+        title = tab.run("document.title")
+    tab.goto("about:blank#away")
+    tab.goto(url)
+    tab.wait("document.querySelector('main, canvas, svg') && document.readyState === 'complete'")
+    assert tab.run("document.title") == title != ""
+    assert tab.run("[...document.styleSheets].some((sheet) => sheet.cssRules.length > 0)")
+    tab.troubles.clear()  # the browser notes each question that nobody answers
+    tab.goto("about:blank#done")
+
+
 def test_update(
     tab: Page, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
