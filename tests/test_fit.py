@@ -309,17 +309,20 @@ def test_a_prefill_takes_what_is_counted(
     found = fit.measure(config, [tmp_path / "model.safetensors"], machine)
     from mlx_lm.models.cache import KVCache
 
-    cache = [KVCache() for _ in model.layers]
-    for layer in cache:  # as if all but the last chunk were there
-        size = found.plan.per_token_bytes // len(cache) // 16  # 2 heads of float32, twice
-        filler = mx.zeros((1, 2, context - chunk, size))
-        if context > chunk:
-            layer.update_and_fetch(filler, filler)
-    mx.eval([array for layer in cache for array in layer.state if isinstance(array, mx.array)])
-    mx.clear_cache()
-    mx.reset_peak_memory()
-    model(mx.zeros((1, chunk), dtype=mx.uint32), cache=cache)
-    mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
-    taken = mx.get_peak_memory() - mx.get_active_memory()
-    # What ran before in this process decides how much of it MLX's tasks hold at once.
-    assert 0 < taken <= found.transient_bytes(context, chunk) < 1.7 * taken
+    def peak() -> int:
+        cache = [KVCache() for _ in model.layers]
+        for layer in cache:  # as if all but the last chunk were there
+            size = found.plan.per_token_bytes // len(cache) // 16  # 2 heads of float32, twice
+            filler = mx.zeros((1, 2, context - chunk, size))
+            if context > chunk:
+                layer.update_and_fetch(filler, filler)
+        mx.eval([a for layer in cache for a in layer.state if isinstance(a, mx.array)])
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        model(mx.zeros((1, chunk), dtype=mx.uint32), cache=cache)
+        mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
+        return mx.get_peak_memory() - mx.get_active_memory()
+
+    # How much of it MLX's tasks hold at once is up to their threads: the most is what counts.
+    taken = max(peak() for _ in range(5))
+    assert 0 < taken <= found.transient_bytes(context, chunk) < 1.5 * taken
