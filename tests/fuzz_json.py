@@ -172,8 +172,9 @@ OTHER_BODIES: dict[str, list[dict[str, Any]]] = {
     "/api/sessions/{id}/messages": [TURN, {**TURN, "role": "assistant", "tool_calls": [CALL]}],
     "/api/sessions/import": [{"session": {"title": "a"}}, TURN],
     "/api/render": [{"text": "**hello**\n\n```python\nx = 1\n```\n| a |\n|---|\n| b |"}],
-    "/downloads": [{"model": "org/name"}, {"model": "org/name", "file": "x.gguf"}],
-    "/api/hub/download": [{"model": "org/name"}],
+    # Most name no model: one that may be there costs a process.
+    "/downloads": [*[{"model": "name", "file": "x.gguf"}] * 15, {"model": "org/name"}],
+    "/api/hub/download": [*[{"model": "name"}] * 15, {"model": "org/name", "file": "x.gguf"}],
     "/api/hub/search": [{"query": "tiny"}],
     "/api/hub/local": [{}],
     "/api/imports": [{"name": "x.gguf", "size": 40, "modified": 1}],

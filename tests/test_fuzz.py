@@ -258,13 +258,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     # The cache of prefixes is small, so that it is full after the warm-up and evicts.
     arguments += ["--embedding-pooling", "mean", "--prompt-cache", "0.0005"]
     # A hub that is not there: the only fault that is put in, and the only 5xx.
-    more = {"MKL_NUM_THREADS": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    more = {"MKL_NUM_THREADS": "1", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
     with Child(folder / "home", *arguments, deadline_s=600, **more) as child:
         yield child.wait_ready()
 
 
 def greedy(server: Child) -> Reply:
     return ask(server.address, "POST", "/v1/chat/completions", chat_body(max_tokens=8))
+
+
+def _settled(server: Child) -> dict[str, Any]:
+    """`/stats` once nothing is under way, downloads included: each has a process and its pipes."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        rows = ask(server.address, "GET", "/downloads").json()["downloads"]
+        swap = ask(server.address, "GET", "/api/models/serve").json()["serve"]["swap"] or {}
+        if all(row["state"] != "running" for row in rows) and swap.get("finished_at", 1):
+            return settle(server.address)
+        assert time.monotonic() < deadline_s, rows
+        time.sleep(0.05)  # nothing tells that the last of them is over
 
 
 def _ask_rarities(server: Child) -> None:
@@ -280,11 +292,11 @@ def test_ten_thousand(server: Child) -> None:
     fuzzer = Fuzzer(server.address)
     _ask_rarities(server)
     fuzzer.run(WARM_UP)
-    settle(server.address)
+    _settled(server)
     memory, files = resident_bytes(pid), open_files(pid)
 
     fuzzer.run(REQUESTS)
-    stats = settle(server.address)
+    stats = _settled(server)
     grown = resident_bytes(pid) - memory
     print(f"\n{fuzzer.requests} requests, {dict(fuzzer.statuses)}, {grown / 1e6:+.1f} MB")
     assert greedy(server).text == expected
