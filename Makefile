@@ -96,15 +96,14 @@ test-npm: setup-test
 
 # The page in a real Chromium (tests/web); `make test` runs them too. CI may install it; elsewhere its
 # absence is one line. Pictures of the pages: MLXLITE_WEB_SHOTS names their folder.
-# What fails is tried once more: a browser has its own mind about when it gives a page the processor.
-WEB_TESTS := $(BIN)/python -m pytest -q $(PARALLEL) -m "web and not bench" tests/web
 FIND_CHROMIUM := $(BIN)/python -c 'import sys; from tests import browser; sys.exit(browser.find() is None)'
 
 test-web: setup-test
 	@$(FIND_CHROMIUM) || { [ "$$CI" = true ] && [ "$$(id -u)" = 0 ] && command -v apt-get && \
 		apt-get update && apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 || true
 	@if $(FIND_CHROMIUM); then \
-		$(BIN)/mlxlite get && { $(WEB_TESTS) || $(WEB_TESTS) --last-failed; }; \
+		$(BIN)/mlxlite get && \
+		$(BIN)/python -m pytest -q $(PARALLEL) -m "web and not bench" tests/web; \
 	else \
 		echo "not run: tests/web, the page in a browser (there is no Chromium on this machine)"; \
 	fi
