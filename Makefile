@@ -96,6 +96,8 @@ test-npm: setup-test
 
 # The page in a real Chromium (tests/web); `make test` runs them too. CI may install it; elsewhere its
 # absence is one line. Pictures of the pages: MLXLITE_WEB_SHOTS names their folder.
+# The page's figures are measured after the rest, with no other browser beside.
+FIGURES := tests/web/test_figures.py
 FIND_CHROMIUM := $(BIN)/python -c 'import sys; from tests import browser; sys.exit(browser.find() is None)'
 
 test-web: setup-test
@@ -103,7 +105,8 @@ test-web: setup-test
 		apt-get update && apt-get install --yes --no-install-recommends chromium; } >/dev/null 2>&1 || true
 	@if $(FIND_CHROMIUM); then \
 		$(BIN)/mlxlite get && \
-		$(BIN)/python -m pytest -q $(PARALLEL) -m "web and not bench" tests/web; \
+		$(BIN)/python -m pytest -q $(PARALLEL) -m "web and not bench" tests/web --ignore=$(FIGURES) && \
+		$(BIN)/python -m pytest -q -m "web and not bench" $(FIGURES); \
 	else \
 		echo "not run: tests/web, the page in a browser (there is no Chromium on this machine)"; \
 	fi

@@ -306,6 +306,12 @@ def pragma(chats: Chats, text: str) -> Any:
     return chats._writer.submit(lambda: chats._connection.execute(text).fetchall()).result(WAIT_S)
 
 
+def test_few_pages_of_a_database_are_kept_in_memory(chats: Chats) -> None:
+    """SQLite's own bound is 2 MB a file, which a server then takes for good."""
+    begin(chats, "opened")
+    assert pragma(chats, "PRAGMA cache_size") == [(-512,)]  # KiB
+
+
 def test_a_full_disk(chats: Chats) -> None:
     """A clear error; what was there is there, and the next message fits once there is room."""
     session_id = begin(chats, "kept")

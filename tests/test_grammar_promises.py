@@ -352,6 +352,25 @@ def test_what_is_bad_in_itself_needs_no_vocabulary(wanted: Any, text: Any) -> No
     assert str(first.value) == str(later.value), "the same words as with the model's own tokens"
 
 
+def test_a_bad_first_request_makes_none(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the server, before it had time to make one in quiet; a good one makes it."""
+    monkeypatch.setattr("mlxlite.service._QUIET_S", 600)
+    made: list[int] = []
+    original = vocabulary.whole
+
+    def counted(*given: Any) -> Any:
+        made.append(1)
+        return original(*given)
+
+    monkeypatch.setattr(vocabulary, "whole", counted)
+    with LiveApp(tiny_folder) as app:
+        assert app.chat(guided_json={"type": "strin"}).status == 400
+        assert app.chat(guided_regex="(").status == 400
+        assert made == []
+        assert app.chat(guided_choice=["yes"]).text == "yes"
+        assert made == [1]
+
+
 def test_a_grammar_that_names_a_special_token_is_judged_by_the_models_own() -> None:
     grammars = Grammars(TOKENIZER, VOCAB)
     made = grammars.compile(form("grammar", f'start: <[{TOKENIZER.bos_id}]> "a"'))

@@ -50,6 +50,41 @@ def test_large_blocks_leave_no_holes(tmp_path: Path) -> None:
     assert int(done.stdout.split()[1]) < 8 << 20  # 2 MB stay; 70 MB do without the setting
 
 
+# Threads that allocate at the same time, each from a heap of its own where that is allowed. Prints
+# how many heaps there are (malloc_info(3)).
+HEAPS = """
+import ctypes, sys, threading
+from mlxlite import heap
+
+heap.settle()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+all_begun = threading.Barrier(6)
+
+def allocate():
+    all_begun.wait()
+    for _ in range(50):
+        libc.malloc(ctypes.c_size_t(50_000))
+    all_begun.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+print(open(sys.argv[1]).read().count("<heap nr="))
+"""
+
+
+@pytest.mark.skipif(not IS_GLIBC, reason="only glibc has this heap")
+def test_all_threads_share_one_heap(tmp_path: Path) -> None:
+    done = live.run(tmp_path, str(tmp_path / "heaps.xml"), script=HEAPS)
+    assert done.stdout.strip() == "1", done.stderr
+
+
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_a_heap_that_the_user_tuned_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, name: str

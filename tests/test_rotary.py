@@ -12,8 +12,8 @@ from tests import tiny
 
 bare_package()
 import mlx.core as mx  # noqa: E402  (after the bare package)
-import mlx.nn as nn  # noqa: E402  (likewise)
-from mlx_lm.models import rope_utils  # noqa: E402  (likewise)
+import mlx.nn as nn  # noqa: E402  (after the bare package)
+from mlx_lm.models import rope_utils  # noqa: E402  (which needs the bare package)
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0}
 PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.5}

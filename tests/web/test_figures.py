@@ -14,7 +14,6 @@ pytestmark = pytest.mark.web
 
 FIRST_PAINT_MS = 150
 MOST_BYTES = 120_000
-MOST_LONG_MS = 1500  # of tasks that stop a page while it scrolls from end to end
 MESSAGES = 2_000
 TURN = "Tell me more about *this* and `that`, and how the two of them go together in practice."
 
@@ -91,11 +90,8 @@ def test_long_chat(page: Page, stage: Stage) -> None:
     page.wait("document.querySelector('.message')")
     shown_ms = page.run("performance.now()")
     page.wait(f"document.querySelectorAll('.message').length === {MESSAGES}", 60)
-    # The first that is smooth: what else the machine does can stop a page for a while.
-    for _ in range(8):
-        scrolled = page.call(SCROLL)
-        if sum(scrolled["long"]) < MOST_LONG_MS:
-            break
+    # The best of three: what else the machine does can stop a page for a while.
+    scrolled = min((page.call(SCROLL) for _ in range(3)), key=lambda one: sum(one["long"]))
     typed = page.call(TYPING)
     frames = sorted(scrolled["frames"])
     print(
@@ -107,5 +103,5 @@ def test_long_chat(page: Page, stage: Stage) -> None:
     assert scrolled["top"]
     assert statistics.median(frames) < 34  # thirty frames a second without a graphics card
     # None on an idle machine; this leaves room for a busy one.
-    assert sum(scrolled["long"]) < MOST_LONG_MS
+    assert sum(scrolled["long"]) < 1500
     assert statistics.median(typed) < 34
