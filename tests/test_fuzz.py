@@ -47,10 +47,11 @@ TEMPLATE = (
     "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
 # Measured on Linux: 4 MB from the warm-up to request 10,000; from 4,000 on 3 MB up to 12,000, 5 to
-# 24,000, and there it stays up to 44,000: the heap's blocks are as many, SQLite's page caches are full, and what goes up and
-# down by 3 MB is what MLX and the system keep for a moment. With a heap a thread it was 16 MB at
-# 80,000 and went on; with asyncio's read buffers and glibc's own thresholds 116 MB and more: that
-# alone is in test_heap.py and test_server.py. A leak of 1.4 kB a request is beyond it.
+# 24,000, and there it stays up to 44,000: the heap's blocks are as many, SQLite's page caches are
+# full, and what goes up and down by 3 MB is what MLX and the system keep for a moment. With a heap
+# a thread it went on, to 23 MB at 80,000; with asyncio's read buffers and glibc's own thresholds
+# beside, 116 MB and more: that alone is in test_heap.py and test_server.py. A leak of 1 kB a request
+# is beyond it.
 MOST_GROWTH_BYTES = 8 << 20
 
 
