@@ -50,8 +50,8 @@ TEMPLATE = (
 # 24,000, and there it stays up to 44,000: the heap's blocks are as many, SQLite's page caches are
 # full, and what goes up and down by 3 MB is what MLX and the system keep for a moment. With a heap
 # a thread it went on, to 23 MB at 80,000; with asyncio's read buffers and glibc's own thresholds
-# beside, 116 MB and more: that alone is in test_heap.py and test_server.py. A leak of 1 kB a request
-# is beyond it.
+# beside, 116 MB and more: that alone is in test_heap.py and test_server.py. A leak of 1 kB a
+# request is beyond it.
 MOST_GROWTH_BYTES = 8 << 20
 
 
