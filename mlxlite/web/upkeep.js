@@ -48,7 +48,7 @@ export class Upkeep {
       this.allowed.hidden = alwaysAllow.length === 0;
       this.tools.replaceChildren(...alwaysAllow.map((tool) => h("li", {}, h("span", { class: "models-name" }, tool), " ",
         h("button", {
-          type: "button", class: "button",
+          type: "button", class: "button", "aria-label": `Ask again before ${tool}`,
           onclick: () => this.#showTools(() => this.api.remove(`${APPROVALS}?tool=${encodeURIComponent(tool)}`)),
         }, "Ask again"))));
     });

@@ -214,9 +214,13 @@ def test_tools_that_are_always_allowed(page: Page, server: LiveApp) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 360])
 def test_anybody_can_use_it(
-    page: Page, hub: HubStub, scheme: str, width: int, shoot: Shoot
+    page: Page, hub: HubStub, server: LiveApp, scheme: str, width: int, shoot: Shoot
 ) -> None:
     hub.hold_after = HELD
+    for tool in ("read_file", "x" * 256):
+        server.ask("POST", "/api/settings/tool-approvals", {"tool": tool})
+    page.run("location.reload()")
+    page.wait("document.body.innerText.includes('read_file')")
     page.resize(width, 800)
     page.prefer(color_scheme=scheme)
     page.run(f"fetch('/downloads', {{method: 'POST', body: JSON.stringify({{model: '{NAME}'}})}})")
@@ -235,6 +239,6 @@ def test_anybody_can_use_it(
     }).map((one) => one.outerHTML)"""
     assert page.run(outside) == []
     shoot(f"view-models-{width}-{scheme}")
-    page.run("document.querySelector('.models > :last-child').scrollIntoView()")
+    page.run("document.querySelector('.models > :last-child').scrollIntoView(false)")
     shoot(f"view-models-end-{width}-{scheme}")
     hub.go_on.set()
