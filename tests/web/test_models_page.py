@@ -239,6 +239,6 @@ def test_anybody_can_use_it(
     }).map((one) => one.outerHTML)"""
     assert page.run(outside) == []
     shoot(f"view-models-{width}-{scheme}")
-    page.run("document.querySelector('.models > :last-child').scrollIntoView(false)")
+    page.run("[...document.querySelectorAll('.models-section')].at(-1).scrollIntoView(false)")
     shoot(f"view-models-end-{width}-{scheme}")
     hub.go_on.set()
