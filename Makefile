@@ -25,6 +25,9 @@ else
 EXTRAS := cpu,grammar,web
 endif
 
+# Python's bytecode is kept whatever the caller's environment says: tests start some hundred servers.
+unexport PYTHONDONTWRITEBYTECODE
+
 COMMA := ,
 STAMP := $(VENV)/.set-up$(if $(EXTRAS),-$(subst $(COMMA),-,$(EXTRAS)))
 
@@ -50,8 +53,9 @@ $(STAMP): $(VENV)/.made pyproject.toml
 	@touch $@
 
 $(STAMP)-test: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$(if $(EXTRAS),$(EXTRAS)$(COMMA))test]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps instructor
+	@# Most of what these packages bring is never imported: what is, is compiled then.
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable ".[$(if $(EXTRAS),$(EXTRAS)$(COMMA))test]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps instructor
 	@touch $@
 
 run: setup

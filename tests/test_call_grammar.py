@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
 
 from mlxlite.errors import BadRequest
-from mlxlite.prepare import Prepared
+from mlxlite.prepare import Preparation, Prepared
 from mlxlite.text.tokenizer import Tokenizer
 from tests import prepared, walks
 from tests.folded import Folded
@@ -75,6 +76,17 @@ def tool(name: str, schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": schema, **more}}
 
 
+@cache
+def preparation_of(template: str, model_type: str, specials: tuple[str, ...]) -> Preparation:
+    return prepared.make(
+        walks.tokenizer(*specials),
+        template=template,
+        model_type=model_type,
+        vocab_size=600,
+        context=100_000,
+    )
+
+
 @dataclass
 class Case:
     """A model of a family. specials: its markers that are tokens of their own."""
@@ -87,13 +99,8 @@ class Case:
         return walks.tokenizer(*self.specials)
 
     def prepared(self, *tools: Any, **asked: Any) -> Prepared:
-        preparation = prepared.make(
-            self.words,
-            template=self.golden.template,
-            model_type=self.golden.model_type or "llama",
-            vocab_size=600,
-            context=100_000,
-        )
+        model_type = self.golden.model_type or "llama"
+        preparation = preparation_of(self.golden.template, model_type, tuple(self.specials))
         ask = prepared.ask(tools=tools, **asked)
         return preparation(ask, preparation.constrain(ask))
 

@@ -56,9 +56,9 @@ def prompts() -> list[tuple[int, ...]]:
     return [tuple(tokenizer.encode(head + text).ids) for text in TEXTS]
 
 
-def engine(kept: Path, cache_bytes: int) -> Worker:
-    # What was found out about the model before is known here, too.
-    options = WorkerOptions(FOLDER, kept / "dense", HOME / "kernels", max_rows=8)
+def engine(cache_bytes: int) -> Worker:
+    # What was made of the model and found out about it before is there.
+    options = WorkerOptions(FOLDER, HOME / "dense", HOME / "kernels", max_rows=8)
     worker = Worker(dataclasses.replace(options, prompt_cache_bytes=cache_bytes))
     worker.start()
     worker.wait_ready(PATIENCE_S)
@@ -66,8 +66,8 @@ def engine(kept: Path, cache_bytes: int) -> Worker:
 
 
 @pytest.fixture(scope="module")
-def remembering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    worker = engine(tmp_path_factory.mktemp("warm"), 1 << 30)
+def remembering() -> Iterator[Worker]:
+    worker = engine(1 << 30)
     yield worker
     worker.stop()
 
@@ -85,11 +85,9 @@ def ended(heard: Heard) -> Heard:
 
 
 @pytest.fixture(scope="module")
-def cold(
-    prompts: list[tuple[int, ...]], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Heard]]:
+def cold(prompts: list[tuple[int, ...]]) -> Iterator[list[Heard]]:
     """Each prompt by itself, on an engine that remembers nothing."""
-    worker = engine(tmp_path_factory.mktemp("cold"), 0)
+    worker = engine(0)
     yield [ended(start(worker, prompt)) for prompt in prompts]
     worker.stop()
 

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
+
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.types import Guide
 from tests import tiny
@@ -57,6 +59,12 @@ def tokenizer(*specials: str) -> Tokenizer:
     )
 
 
+def ids_in(mask: Sequence[int]) -> set[int]:
+    """The ids that a packed mask allows, 32 a word."""
+    words = np.array(mask, dtype="<u4")
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
 class Stuck(Exception):
     """A walk that came to no end."""
 
@@ -72,8 +80,7 @@ def walk(
     found: list[int] = []
     while True:
         if verdict.mask is not None:
-            bits = verdict.mask
-            allowed = {n for n in range(len(bits) * 32) if bits[n >> 5] >> (n & 31) & 1} or None
+            allowed = ids_in(verdict.mask) or None
         if allowed is None and not script:
             return found
         if len(found) > most:
