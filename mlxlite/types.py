@@ -147,6 +147,10 @@ class Sampling:
         return self.repetition_penalty not in (0.0, 1.0)
 
 
+Mask = Sequence[int] | Callable[[], Sequence[int]]
+"""Which ids a guide allows next, or what computes it; see `Verdict`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Ids that a guide expects next: the engine may put them through the model in one forward
@@ -189,14 +193,15 @@ class Verdict:
     keep: how many of the observed ids belong to the answer; the rest is dropped, neither counted
     nor cached. stop: the row ends here. forced: ids that come next, whatever the model says. mask:
     packed words, one bit a vocabulary id and 32 ids a word (little-endian), of the ids allowed
-    next; None leaves the mask as it was, an empty sequence lifts it.
+    next; None leaves the mask as it was, an empty sequence lifts it. A function computes them: it
+    is called once the next forward is under way, or never if the guide sees another id before.
     run: what may be taken at once; not beside forced ids.
     """
 
     keep: int
     stop: bool = False
     forced: tuple[int, ...] = ()
-    mask: Sequence[int] | None = None
+    mask: Mask | None = None
     run: Run | None = None
 
 

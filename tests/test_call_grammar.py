@@ -235,7 +235,7 @@ def test_harmony_thinks_before_a_forced_call(budget: int | None) -> None:
             assert case.words.decode(forced, keep_special=True) == "<|end|><|start|>assistant"
             assert verdict.mask is not None
             (channel,) = case.words.encode("<|channel|>", add_special_tokens=False)
-            assert verdict.mask[channel >> 5] >> (channel & 31) & 1
+            assert channel in walks.ids_in(verdict.mask)
         text, folded = case.walk(
             case.prepared(tool("add", schema), forced_call="add"),
             seed,

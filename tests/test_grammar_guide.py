@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.types import Guide, Verdict
 from tests import prepared, scripted, tiny
 from tests.prepared import BOS, EOS
+from tests.walks import ids_in
 
 VOCAB = 600
 THINKING = (
@@ -61,7 +61,7 @@ class Row:
     def _take(self, verdict: Verdict) -> None:
         self.last = verdict
         if verdict.mask is not None:
-            self.mask = unpacked(verdict.mask) or None
+            self.mask = ids_in(verdict.mask) or None
 
     def say(self, text: str) -> Row:
         """Each token is one that is allowed."""
@@ -78,10 +78,6 @@ class Row:
     @property
     def may_end(self) -> bool:
         return self.allows(2)
-
-
-def unpacked(words: Sequence[int]) -> set[int]:
-    return {n for n in range(len(words) * 32) if words[n >> 5] >> (n & 31) & 1}
 
 
 def test_a_form_without_thinking() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxlite.engine.worker import Worker
@@ -79,14 +81,51 @@ def test_a_forced_eos_ends_the_row(engine: Worker) -> None:
     assert heard.done.generated_tokens == 2
 
 
-def test_masks_are_set_changed_and_lifted(engine: Worker) -> None:
-    masks = {0: mask_of([10, 511]), 2: mask_of([40]), 4: ()}
+@pytest.mark.parametrize("late", [True, False])
+def test_masks_are_set_changed_and_lifted(engine: Worker, late: bool) -> None:
+    words: dict[int, Any] = {0: mask_of([10, 511]), 2: mask_of([40]), 4: ()}
+    masks = {at: partial(list, mask) if late else mask for at, mask in words.items()}
     guide = Scripted(lambda so_far, ids: Verdict(len(ids), mask=masks.get(len(so_far))))
     neighbour = start(engine, (8, 9), 8)
     heard = ask(engine, max_tokens=7, guide=guide)
     assert set(heard.ids[:2]) <= {10, 511} and heard.ids[2:4] == [40, 40]
     assert heard.ids[4:] == ask(engine, [*PROMPT, *heard.ids[:4]], 3).ids, "free again"
     assert neighbour.done and neighbour.ids == ask(engine, (8, 9), 8).ids
+
+
+def test_a_mask_is_computed_while_the_forward_runs(
+    engine: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each draw, after the row's next forward was begun, whoever is beside it."""
+    happened: list[str] = []
+    batch: Any = engine._loop.batch
+    forward, begin = batch.lanes.forward, mx.async_eval
+
+    def compute(count: int) -> Sequence[int]:
+        happened.append(f"mask {count}")
+        return mask_of([10, 40])
+
+    def decide(so_far: list[int], ids: Sequence[int]) -> Verdict:
+        happened.append(f"saw {len(so_far)}")
+        return Verdict(len(ids), mask=partial(compute, len(so_far)))
+
+    def queued(inputs: mx.array) -> mx.array:
+        happened.append("forward")
+        return forward(inputs)
+
+    def begun(*arrays: Any) -> None:
+        if happened and happened[-1] != "begun":
+            happened.append("begun")
+        begin(*arrays)
+
+    monkeypatch.setattr(batch.lanes, "forward", queued)
+    monkeypatch.setattr(mx, "async_eval", begun)
+    heard = ask(engine, max_tokens=3, guide=Scripted(decide))
+    assert set(heard.ids) <= {10, 40} and heard.finish is Finish.LENGTH
+    for count in range(3):
+        at = happened.index(f"mask {count}")
+        assert happened[at - 1] == "begun" and happened[:at].count("forward") == count + 1
+    assert sum(what.startswith("mask") for what in happened) == 3
 
 
 def test_a_masked_row_takes_the_best_of_what_is_allowed(engine: Worker) -> None:
@@ -126,8 +165,10 @@ def test_a_failing_guide_ends_its_row_only(engine: Worker, may_steer: bool, afte
         Verdict(1, forced=(-1,)),
         Verdict(1, forced=(2**40,)),
         Verdict(1, mask=(2**40,)),
+        Verdict(1, mask=lambda: (2**40,)),
+        Verdict(1, mask=lambda: [][0]),
     ],
-    ids=str,
+    ids=["past", "negative", "far-past", "mask", "late-mask", "no-mask"],
 )
 def test_an_impossible_verdict_ends_its_row_only(engine: Worker, verdict: Verdict) -> None:
     neighbour = start(engine, (8, 9), 8)

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from mlxlite.text.tokenizer import Tokenizer
-from mlxlite.types import Guide
+from mlxlite.types import Guide, Mask
 from tests import tiny
 
 EOS_ID = 2
@@ -59,9 +59,9 @@ def tokenizer(*specials: str) -> Tokenizer:
     )
 
 
-def ids_in(mask: Sequence[int]) -> set[int]:
+def ids_in(mask: Mask) -> set[int]:
     """The ids that a packed mask allows, 32 a word."""
-    words = np.array(mask, dtype="<u4")
+    words = np.array(mask() if callable(mask) else mask, dtype="<u4")
     return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
 
 

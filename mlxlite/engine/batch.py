@@ -276,6 +276,7 @@ class Batch:
     ) -> tuple[Took, mx.array]:
         """What the row takes of the ids, all in its cache, and the step's logits after them."""
         if not run.is_sure:
+            self._compute_masks([row])
             now = sample.masked(logits[place : place + 1], [row])
             if drawn(row, now, (), 0, self.vocab_size) != [ids[0]]:
                 return Took(0), logits
@@ -369,6 +370,9 @@ class Batch:
                 candidates = self._candidates
         else:
             how = sample.recipe(rows, self.vocab_size)
+        if any(row.next_mask is not None for row in rows):
+            mx.async_eval(logits, *self._arrays(rows))  # the masks are computed while it runs
+            self._compute_masks(rows)
         if strengths is not None:
             logits = adjusted(logits, strengths, recent)
         logits = sample.masked(_penalised(logits, rows), rows)
@@ -387,6 +391,18 @@ class Batch:
         for row in rows:
             row.sampled += 1
         return new
+
+    def _compute_masks(self, rows: Sequence[Row]) -> None:
+        """Have the guides compute what they allow, where that is due."""
+        for row in rows:
+            compute, row.next_mask = row.next_mask, None
+            if compute is None:
+                continue
+            try:
+                words = compute()
+                row.mask = sample.bound(words, self.vocab_size) if len(words) else None
+            except Exception as error:
+                self.failed(row, error)
 
     def _redraw(self, step: Drawn, index: int) -> int:
         """The token of one row by the plain sort, because the candidates were too few."""

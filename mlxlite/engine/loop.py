@@ -396,7 +396,9 @@ class Loop:
                 raise ValueError(f"the guide forced an id outside 0..{vocab_size - 1}")
         row.forced.extend(forced)
         if mask is not None:
-            row.mask = sample.bound(mask, vocab_size) if len(mask) else None
+            row.next_mask = mask if callable(mask) else None
+            if not callable(mask):
+                row.mask = sample.bound(mask, vocab_size) if len(mask) else None
         if run is not None:
             row.run = run
 

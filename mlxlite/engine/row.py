@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -49,6 +50,9 @@ class Row:
     accepted: int = 0  # of `ids`, the ones that belong to the answer, EOS included
     forced: deque[int] = field(default_factory=deque)  # what the guide wants next
     mask: Any = None  # (V,) of what the guide allows, see `sample.bound`, or None
+    next_mask: Callable[[], Sequence[int]] | None = (
+        None  # computes the one that is due, see `Verdict`
+    )
     run: Run | None = None  # what the guide expects next, not yet taken or declined
     ahead: int = 0  # tokens past `length` whose state is in the cache all the same
     penalties: Any = None  # penalties.Penalties, or None
@@ -140,7 +144,7 @@ class Row:
             return
         self.phase = Phase.ENDED
         self.cache = None
-        self.mask = None
+        self.mask = self.next_mask = None
         self.penalties = None
         now = time.perf_counter()
         started = self.started_at if self.started_at is not None else now

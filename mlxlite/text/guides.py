@@ -20,7 +20,7 @@ from mlxlite.text.grammar import Grammar, Grammars, Matcher
 from mlxlite.text.sink import Sink
 from mlxlite.text.tokenizer import Tokenizer
 from mlxlite.text.tools.watched import Watch, spelled_ids
-from mlxlite.types import Run, Took, Verdict
+from mlxlite.types import Mask, Run, Took, Verdict
 
 
 class TextGuide:
@@ -123,7 +123,7 @@ class Calls:
         """Of the call that is open."""
         return self._matcher
 
-    def take(self, token_id: int) -> Sequence[int] | None:
+    def take(self, token_id: int) -> Mask | None:
         """Takes an id; the next mask, empty where all is free, or None if it stays as it is."""
         if self._matcher is None:
             begun = self._watch.take(self._tokenizer.bytes_of(token_id))
@@ -139,7 +139,7 @@ class Calls:
             self._matcher = None
             self._watch.ended()
             return ()
-        return self._matcher.mask()
+        return self._matcher.mask
 
     def _kept_apart(self) -> Sequence[int] | None:
         """The mask without the ids that end a marker and say more: the grammar could refuse it."""
@@ -206,7 +206,7 @@ class GrammarGuide:
             return self._jumping(replace(self._text.observe(()), mask=self._first_mask()))
         kept = 0
         forced: tuple[int, ...] = ()
-        mask: Sequence[int] | None = None
+        mask: Mask | None = None
         for token_id in ids:
             self._due = max(0, self._due - 1)
             verdict = self._text.observe((token_id,))
@@ -249,18 +249,21 @@ class GrammarGuide:
         assert self._matcher is not None
         return self._matcher
 
-    def _first_mask(self) -> Sequence[int] | None:
+    def _first_mask(self) -> Mask | None:
         if self._phase is Phase.FREE:
             return None
         if self._phase is Phase.THOUGHT or self._start.prefix:
             return self._all_but_eos()
+        return self._start_mask
+
+    def _start_mask(self) -> Sequence[int]:
         words = array("I", self._answer.mask())
         for token_id in (self._start.thought_id, self._start.call_id):
             if token_id is not None:
                 words[token_id >> 5] |= 1 << (token_id & 31)
         return words
 
-    def _take(self, token_id: int) -> Sequence[int] | None:
+    def _take(self, token_id: int) -> Mask | None:
         """Goes on by an id; the next mask, or None if it stays as it is."""
         start = self._start
         if self._phase is Phase.FREE:
@@ -269,7 +272,7 @@ class GrammarGuide:
             if self._text.is_thinking:
                 return None
             self._phase = Phase.START if start.prefix else Phase.GRAMMAR
-            return None if start.prefix else self._answer.mask()
+            return None if start.prefix else self._answer.mask
         if self._phase is Phase.START:
             if start.prefix:
                 return self._await_prefix(token_id)
@@ -281,16 +284,16 @@ class GrammarGuide:
                 return self._all_but_eos()
             self._phase = Phase.GRAMMAR
         self._answer.consume(token_id)
-        return None if self._answer.is_finished else self._answer.mask()
+        return None if self._answer.is_finished else self._answer.mask
 
-    def _await_prefix(self, token_id: int) -> Sequence[int] | None:
+    def _await_prefix(self, token_id: int) -> Mask | None:
         mask = None if self._calls is None else self._calls.take(token_id)
         prefix = self._start.prefix.encode()
         self._seen = (self._seen + self._spell(token_id))[-len(prefix) :]
         if self._seen != prefix:
             return mask
         self._phase = Phase.GRAMMAR
-        return self._answer.mask()
+        return self._answer.mask
 
     def _all_but_eos(self) -> Sequence[int]:
         words = array("I", [0xFFFFFFFF]) * ((self._start.vocab_size + 31) // 32)
