@@ -105,6 +105,12 @@ class Settings:
         high=100_000,
         metavar="GIB",
     )
+    replay: str = _knob(
+        "on",
+        "replay layers on a CPU where that is quicker, with kernels that g++ compiles meanwhile",
+        env="MLXLITE_REPLAY",
+        choices=("on", "off"),
+    )
     queue: int = _knob(
         64,
         "requests that may wait for a row; one more is answered 429",

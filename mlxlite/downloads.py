@@ -19,6 +19,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -302,7 +303,11 @@ async def _child(asked: Mapping[str, Any]) -> asyncio.subprocess.Process:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TMPDIR": tempfile.gettempdir(),  # the engine's kernels may have taken the variable
+        },
         start_new_session=True,
         limit=LINE_BYTES,
     )

@@ -52,6 +52,7 @@ def start_engine(settings: Settings, model: library.LocalModel) -> Worker:
             dtype=settings.dtype,
             max_rows=settings.batch,
             max_waiting=settings.queue,
+            replays=settings.replay == "on",
             prompt_cache_bytes=int(settings.prompt_cache * 2**30),
             room=functools.partial(_room, settings, model),
         )

@@ -23,6 +23,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "memory_budget": ("1.5", 1.5),
     "prompt_cache": ("0.5", 0.5),
     "queue": ("0", 0),
+    "replay": ("off", "off"),
     "max_tokens": ("7", 7),
     "temperature": ("0.25", 0.25),
     "top_p": ("1", 1.0),

@@ -119,6 +119,10 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "spans",
             "reuse",
             "judge",
+            "replay",
+            "rehearsal",
+            "kernels",
+            "compiling",
             "embed",
             "runs",
             "batch",
@@ -261,6 +265,9 @@ HOMES: dict[str, set[str]] = {
             "lanes",
             "spans",
             "judge",
+            "replay",
+            "rehearsal",
+            "compiling",
             "findings",
             "runs",
             "batch",
@@ -281,7 +288,7 @@ HOMES: dict[str, set[str]] = {
     "pygments": {"colours"},
     "llguidance": {"text/grammar", "text/vocabulary"},
     "sqlite3": {"database", "store", "chats"},
-    "subprocess": {"models/wheel", "bench/inside", "bench/servers"},
+    "subprocess": {"engine/kernels", "models/wheel", "bench/inside", "bench/servers"},
     "argparse": {"cli"},
     "asyncio": {
         "http/routing",
@@ -338,7 +345,7 @@ MOST_LINES_A_FILE = 500
 # What grows with the models that there are is counted apart: tool families and cache layouts; and
 # so is what measures. The rest has outgrown the 16,000 lines that the notes began with: structured
 # output and fill take 5,000, what serves the web page and looks after models 4,500.
-MOST_LINES = 29_000
+MOST_LINES = 29_500
 APART = ("text/tools/", "models/kv_", "bench/")
 
 

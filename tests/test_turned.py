@@ -116,7 +116,7 @@ def test_the_quicker_way_is_taken(slow: str, monkeypatch: pytest.MonkeyPatch) ->
     model: Any = tiny.build({**tiny.CONFIG, "vocab_size": 300})
     turn = turned.install(model)
     slices = len(list(turn.measure()))
-    assert slices == 3 * len(turned.SIZES) * 2 * len(turn.sizes)
+    assert slices == turned._ROUNDS * len(turned.SIZES) * 2 * len(turn.sizes)
     assert len(turn.sizes) > 2
     is_turned = [any(sizes) for sizes in turn.sizes.values()]
     assert is_turned == [slow == "plain"] * len(is_turned)

@@ -24,8 +24,8 @@ _PROMPTS = ((5, 3, 8), (9, 4, 7, 2, 6, 3, 1))
 _TOKENS = ((4, 6, 2), (7, 1, 5))  # run one a step after its prompt
 # Of the logits' spread. What is right differs by 1e-5 of it in float32 and some 1e-2 in 16 bits;
 # what is wrong by 0.4 and more.
-_TOLERANCE = {"float32": 0.01}
-_TOLERANCE_16_BITS = 0.2
+TOLERANCE = {"float32": 0.01}
+TOLERANCE_16_BITS = 0.2
 
 
 def judge(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Iterator[None]:
@@ -42,10 +42,10 @@ def judge(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Iterator[Non
 def _agrees(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Generator[None, None, bool]:
     alone: list[list[mx.array]] = []
     for prompt, tokens in zip(_PROMPTS, _TOKENS, strict=True):
-        cache = _prompted(model, lanes, prompt, vocab_size)
+        cache = prompted(model, lanes, prompt, vocab_size)
         found = []
         for token in tokens:
-            found.append(model(_ids([token], vocab_size), cache=cache)[0, -1])
+            found.append(model(ids_of([token], vocab_size), cache=cache)[0, -1])
             mx.eval(found[-1], cache_arrays(cache))
             yield
         alone.append(found)
@@ -53,13 +53,13 @@ def _agrees(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Generator[
     pool = Pool(model, lanes.new_cache())
     for prompt in _PROMPTS:
         row = Row(0, RowSpec((*prompt, 0), Sampling(), 1, frozenset()), lambda event: None)
-        row.cache = _prompted(model, lanes, prompt, vocab_size)
+        row.cache = prompted(model, lanes, prompt, vocab_size)
         row.fed = len(prompt)
         pool.join(row)
         yield
     worst = 0.0
     for step in range(len(_TOKENS[0])):
-        inputs = _ids([tokens[step] for tokens in _TOKENS], vocab_size)[0]
+        inputs = ids_of([tokens[step] for tokens in _TOKENS], vocab_size)[0]
         together = pool.forward(inputs).astype(mx.float32)
         mx.eval(together, pool.arrays)
         for index, found in enumerate(alone):
@@ -69,15 +69,15 @@ def _agrees(model: Any, lanes: Lanes, dtype: str, vocab_size: int) -> Generator[
             difference: float = away.item()  # type: ignore[assignment]  # MLX: any number
             worst = max(worst, difference)
         yield
-    return worst <= _TOLERANCE.get(dtype, _TOLERANCE_16_BITS)
+    return worst <= TOLERANCE.get(dtype, TOLERANCE_16_BITS)
 
 
-def _ids(tokens: list[int], vocab_size: int) -> mx.array:
+def ids_of(tokens: list[int], vocab_size: int) -> mx.array:
     return mx.array([[token % vocab_size for token in tokens]], dtype=mx.uint32)
 
 
-def _prompted(model: Any, lanes: Lanes, prompt: tuple[int, ...], vocab_size: int) -> list[Any]:
+def prompted(model: Any, lanes: Lanes, prompt: tuple[int, ...], vocab_size: int) -> list[Any]:
     cache = lanes.new_cache()
-    model(_ids(list(prompt), vocab_size), cache=cache)
+    model(ids_of(list(prompt), vocab_size), cache=cache)
     mx.eval(cache_arrays(cache))
     return cache

@@ -19,7 +19,7 @@ from mlxlite.engine import backend as mlx_backend  # before anything that import
 from mlxlite.engine import gated, load, rotary, sample
 from mlxlite.engine.batch import Batch
 from mlxlite.engine.embed import Embedder
-from mlxlite.engine.findings import Findings
+from mlxlite.engine.findings import Findings, Source
 from mlxlite.engine.jobs import Jobs
 from mlxlite.engine.memory import Budget
 from mlxlite.engine.reuse import PromptCache
@@ -52,9 +52,9 @@ class WorkerOptions:
     """folder: the model. dense_folder: see `load.load`. kernel_folder: compiled kernels are kept
     there.
 
-    max_rows: rows that run at once. max_waiting: rows that may wait for that. prompt_cache_bytes:
-    of kept prefixes; 0 keeps none. room: (backend, bytes of its memory) -> what memory allows;
-    without it nobody counts.
+    max_rows: rows that run at once. max_waiting: rows that may wait for that. replays: whether to
+    find out if layers are replayed. prompt_cache_bytes: of kept prefixes; 0 keeps none. room:
+    (backend, bytes of its memory) -> what memory allows; without it nobody counts.
     """
 
     folder: Path
@@ -63,6 +63,7 @@ class WorkerOptions:
     dtype: str = "auto"
     max_rows: int = 8
     max_waiting: int = 64
+    replays: bool = True
     prompt_cache_bytes: int = 0
     room: Callable[[str, int], Room] | None = None
 
@@ -137,7 +138,11 @@ class Loop:
             max_context = min(max_context, room.max_context)
             self._count_memory(room, backend.kind)
         vocab_size = batch.vocab_size
-        self._findings = Findings(loaded, batch.lanes, vocab_size, backend, options.kernel_folder)
+        source = Source(
+            options.folder, options.dense_folder, options.kernel_folder, options.dtype,
+            options.replays,
+        )  # fmt: skip
+        self._findings = Findings(loaded, batch.lanes, vocab_size, backend, source)
         self._group()
         return ModelFacts(
             model_type=str(loaded.config["model_type"]),
@@ -171,6 +176,8 @@ class Loop:
         """Let go of every array."""
         if self.prompts is not None:
             self.prompts.tree.clear()
+        if self._findings is not None:
+            self._findings.close()
         self.batch = self.embedder = self.prompts = self.budget = self._findings = None
         self.scheduler.has_room = lambda row, running: True
 
@@ -195,6 +202,11 @@ class Loop:
         held: only then is a held row's cache its own, and the memory of those that left free."""
         is_busy = self.batch is not None and self.batch.is_busy
         return self.scheduler.has_work or is_busy or self._may_try
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait for work before asking again; None: until some comes."""
+        return None if self._findings is None else self._findings.patience_s
 
     @property
     def _may_try(self) -> bool:
@@ -268,6 +280,8 @@ class Loop:
             log.exception("a decode step failed; its rows end")
             lost = {*ready, *self.batch.lanes.rows}
             self.batch.drop_all()
+            if self._findings is not None:
+                self._findings.doubt()
             for row in lost:
                 self.end(row, Finish.ERROR, error=EngineFault(f"the engine failed: {error}"))
             self._failed_steps += 1

@@ -22,6 +22,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map_with_path
 
+Turn = tuple[mx.array, mx.array]  # cos and (-sin, sin)
+
 
 class Table:
     """Sines and cosines of the newest positions. inverse: (D / 2,) angles per position, float32."""
@@ -29,25 +31,25 @@ class Table:
     def __init__(self, inverse: mx.array, scale: float) -> None:
         self._inverse = inverse
         self._scale = scale
-        self._offset: int | mx.array | None = None
-        self._count = 0
-        self._found: tuple[mx.array, mx.array] | None = None
+        self.known: tuple[int | mx.array | None, int, Turn | None] = (None, 0, None)
+        """Of which offset and count, and what was found."""
 
-    def __call__(self, offset: int | mx.array, count: int) -> tuple[mx.array, mx.array]:
+    def __call__(self, offset: int | mx.array, count: int) -> Turn:
         """cos and (-sin, sin), each (count, D), or (B, 1, count, D) with an offset a row (B,).
 
         An array is known by being the same object: slots make a new one for each forward, and
         nobody writes to it.
         """
-        is_known = offset is self._offset or (
-            type(offset) is int and type(self._offset) is int and offset == self._offset
+        before, so_many, found = self.known
+        is_known = offset is before or (
+            type(offset) is int and type(before) is int and offset == before
         )
-        if self._found is None or not is_known or count != self._count:
-            self._found = self._made(offset, count)
-            self._offset, self._count = offset, count
-        return self._found
+        if found is None or not is_known or count != so_many:
+            found = self._made(offset, count)
+            self.known = offset, count, found
+        return found
 
-    def _made(self, offset: int | mx.array, count: int) -> tuple[mx.array, mx.array]:
+    def _made(self, offset: int | mx.array, count: int) -> Turn:
         if isinstance(offset, mx.array) and offset.size > 1:
             offset = offset[:, None, None]
         places = (mx.arange(count, dtype=mx.float32) + offset) * self._scale

@@ -53,7 +53,7 @@ class Plan:
         self.first = 0  # position of slot `low`
         self.columns = 0
         self.offsets = mx.zeros((0,), dtype=mx.int32)
-        self._masks: dict[tuple[int, int | None, int | None], mx.array] = {}
+        self.masks: dict[tuple[int, int | None, int | None], mx.array] = {}
 
     def set(self, low: int, positions: Sequence[int], columns: int, count: int = 1) -> None:
         if not positions or min(positions) < 0 or max(positions) + count > columns:
@@ -64,7 +64,7 @@ class Plan:
         # As all layers index by: made once, of the type that MLX would else cast each to.
         self.slots = mx.arange(low, low + len(positions), dtype=mx.uint32)
         self.places = mx.array(list(positions), dtype=mx.uint32)
-        self._masks.clear()
+        self.masks.clear()
 
     def mask(self, columns: int, window: int | None, turn: int | None) -> mx.array:
         """Which columns each token sees, bool (B, 1, T, columns) with T of `count`.
@@ -72,7 +72,7 @@ class Plan:
         window: only so many of the newest positions. turn: the columns are a ring of so many.
         """
         key = columns, window, turn
-        if key not in self._masks:
+        if key not in self.masks:
             places = self.offsets[:, None] + mx.arange(self.count, dtype=mx.int32)
             places = places[:, :, None]
             age = places - mx.arange(columns, dtype=mx.int32)
@@ -81,8 +81,8 @@ class Plan:
             seen = (age >= 0) & (age <= places)
             if window is not None:
                 seen = seen & (age < window)
-            self._masks[key] = seen[:, None]
-        return self._masks[key]
+            self.masks[key] = seen[:, None]
+        return self.masks[key]
 
 
 class Full:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 SIZES = (2, 3, 4, 8, 16, 32, 48, 64)  # rows that are measured; fewer are filled up to one of them
 MOST_ROWS = SIZES[-1]
-_ROUNDS = 3
+_ROUNDS = 5
 _GAIN = 0.93  # of the time at most, or it stays as it is
 # Of a shape, as many weights are measured as have this size together: more than stays in a cache
 # while the other shapes have their turn. The rest of a single larger one is left out.

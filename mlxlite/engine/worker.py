@@ -240,7 +240,7 @@ class Worker:
                 or loop.has_work
                 or self._jobs.count
             ):
-                self._lock.wait()
+                self._lock.wait(loop.patience_s)
             if loop.is_abandoned:
                 return False
             arrived, self._inbox = self._inbox, []
