@@ -78,6 +78,9 @@ FORMS: dict[str, tuple[dict[str, Any], int, bool]] = {
 }  # fmt: skip
 
 
+ATTEMPTS = 3
+
+
 class Stream:
     """A long answer, and when each piece of it came."""
 
@@ -139,23 +142,43 @@ def measured_quiet(child: Child) -> float:
     return gap_s
 
 
+def varied(form: dict[str, Any], attempt: int) -> dict[str, Any]:
+    """The same work for the compiler, in a form that it has not kept."""
+    name, value = next(iter(form.items()))
+    if not attempt:
+        other = value
+    elif isinstance(value, dict):
+        other = {**value, "title": f"attempt {attempt}"}
+    elif isinstance(value, list):
+        other = [*value, f"attempt {attempt}"]
+    elif name == "guided_regex":
+        other = "(" * attempt + value + ")" * attempt
+    else:
+        other = value + "\n" * attempt
+    return {**form, name: other}
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_a_stream_goes_on(child: Child, quiet_gap_s: float, name: str) -> None:
+    """A stall of ours is there each time; one of a busy machine is not."""
     form, status, is_warned = FORMS[name]
-    body = json.dumps(chat_body(**{"max_tokens": 4, **form})).encode()
-    stream = Stream(child.address)
-    time.sleep(0.1)  # it is under way
-    began = time.perf_counter()
-    reply = ask(child.address, "POST", CHAT, body)
-    taken_s = time.perf_counter() - began
-    gap_s = stream.longest_gap_s(began)
-    assert stream.is_going, "it was there all the time"
-    stream.close()
-    assert reply.status == status or status == EITHER and reply.status in (200, 400), reply.body
-    assert ("warning" in reply.headers) is is_warned
-    if reply.status == 400:
-        assert reply.error["param"] == next(iter(form))
-    assert taken_s < BOUND_S
-    if gap_s > 3 * quiet_gap_s + 0.1:  # ours, or is the machine busier than at the beginning?
+    gaps = []
+    for attempt in range(ATTEMPTS):
+        asked = {"max_tokens": 4, **varied(form, attempt)}
+        stream = Stream(child.address)
+        time.sleep(0.1)  # it is under way
+        began = time.perf_counter()
+        reply = ask(child.address, "POST", CHAT, json.dumps(chat_body(**asked)).encode())
+        taken_s = time.perf_counter() - began
+        gaps.append(stream.longest_gap_s(began))
+        assert stream.is_going, "it was there all the time"
+        stream.close()
+        assert reply.status == status or status == EITHER and reply.status in (200, 400), reply.body
+        assert ("warning" in reply.headers) is is_warned
+        if reply.status == 400:
+            assert reply.error["param"] == next(iter(form))
+        assert taken_s < BOUND_S
+        if gaps[-1] <= 3 * quiet_gap_s + 0.1:
+            return
         quiet_gap_s = max(quiet_gap_s, measured_quiet(child))
-    assert gap_s <= 3 * quiet_gap_s + 0.1, (gap_s, quiet_gap_s)
+    raise AssertionError(gaps, quiet_gap_s)

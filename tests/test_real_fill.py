@@ -30,7 +30,7 @@ AGAIN = f"Repeat this sentence word by word: We bought {LIST}."
 
 @pytest.fixture(scope="module")
 def settings() -> config.Settings:
-    return config.build({"home": str(HOME), "prompt_cache": "0"}, {})
+    return config.build({"home": str(HOME)}, {})
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ class Rating(BaseModel):
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
     assert (HOME / "models" / MODEL).is_dir(), f"run `mlxlite get {MODEL}` first"
-    with Child(HOME, "serve", MODEL, "--port", "0", "--batch", "16", deadline_s=300) as child:
+    with Child(HOME, "serve", MODEL, "--port", "0", "--batch", "64", deadline_s=300) as child:
         yield child.wait_ready()
         child.signal(signal.SIGTERM)
         assert child.wait() == 0
