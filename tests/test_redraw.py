@@ -456,7 +456,7 @@ def test_what_sampling_costs(count: int, capsys: pytest.CaptureFixture[str]) -> 
                     row.penalties.push(token)
             inputs = mx.broadcast_to(token, (len(rows),))
             drawn = made._draw(logits, rows, *made._looked_at(rows, inputs, set()))
-            return [drawn.arrays, batch._row_arrays(rows)]
+            return [drawn.arrays, made._arrays(rows)]
 
         figures[name] = fastest_ms(step)
     with capsys.disabled():
