@@ -1,6 +1,6 @@
 """The rehearsal: whether replayed layers say the same and are quicker, found out by trying.
 
-Steps of one to sixteen rows are run twice, as usual and replayed, a forward at a time while nothing
+Steps of one to eight rows are run twice, as usual and replayed, a forward at a time while nothing
 else runs. In a process of its own (`kernels`) the same steps make MLX compile what they need.
 """
 
@@ -21,7 +21,7 @@ from mlxlite.types import RowSpec, Sampling
 
 log = logging.getLogger(__name__)
 
-SIZES = (1, 2, 3, 4, 8, 16)  # rows
+SIZES = (1, 2, 4, 8)  # rows; the pools of more would take more memory than they tell
 _PROMPT = (5, 3, 8, 9, 4, 7, 2, 6)
 _ROUNDS = 4  # the first one records and is not timed
 _GAIN = 0.98  # of the time at most, or it stays as it is
@@ -77,6 +77,7 @@ def try_out(
                 return False
         for way in total:
             total[way] += best[way]
+        pools.clear()  # before the next ones are made
     return total[True] <= _GAIN * total[False]
 
 
