@@ -34,6 +34,7 @@ const withFunction = (module) => ({
 let shown = null; // the view
 let shownHash = null;
 let turns = 0;
+let shownTurn = 0; // whose view is shown; behind while the next one's module is fetched
 
 async function route() {
   if (location.hash && !location.hash.startsWith("#/")) return; // a place in the page
@@ -50,6 +51,7 @@ async function route() {
     module = missing(known);
   }
   if (turn !== turns) return;
+  shownTurn = turn;
   shown?.unmount();
   const main = at("main");
   main.replaceChildren();
@@ -82,8 +84,12 @@ const missing = (name) => ({
   },
 });
 
+/** Somebody is on the way to another view: what the one that is shown says of itself comes too late. */
+const isLeaving = () => shownTurn !== turns || location.hash !== shownHash;
+
 /** The view that is shown has another address now. */
 function moved(hash) {
+  if (isLeaving()) return;
   history.replaceState(null, "", hash);
   shownHash = hash;
 }
@@ -96,6 +102,7 @@ function titled(title) {
 
 /** A chat was saved: it has an address now, and belongs into the list. */
 function navigated(conversation) {
+  if (isLeaving()) return sidebar.refresh();
   const hash = `#/chat/${encodeURIComponent(conversation.id)}`;
   if (!location.hash.startsWith(hash)) moved(hash);
   sidebar.mark(conversation.id);

@@ -385,3 +385,26 @@ def test_the_key(browser_page_with_key: tuple[Page, Stage]) -> None:
     page.wait("document.querySelector('.chat-model')?.textContent")
     assert page.run("document.querySelector('dialog')") is None
     page.troubles.clear()  # the browser notes each 401
+
+
+def test_who_leaves_while_a_chat_is_saved_gets_where_they_wanted(page: Page, stage: Stage) -> None:
+    """The chat has an address from then on, but is not what is shown."""
+    open_chat(page, stage.url)
+    page.run("""{
+        const fetch = window.fetch;
+        window.held = [];
+        window.fetch = async (path, more) => {
+            const reply = await fetch(path, more);
+            if (!/"role":"assistant"/.test(more?.body) || !path.startsWith("/api/")) return reply;
+            const found = await reply.json();
+            await new Promise((go) => window.held.push(go));
+            return { ok: true, status: 200, headers: reply.headers, json: async () => found };
+        };
+    }""")
+    converse(page, "Hello")
+    page.wait("window.held.length > 0")
+    page.run("{ location.hash = '#/status'; for (const go of window.held) go(); }")
+    page.wait("document.querySelector('main[data-view=status] .page')")
+    page.wait("document.querySelector('#recent a')")
+    assert page.run("location.hash") == "#/status"
+    assert page.run("document.querySelector('main').dataset.view") == "status"
