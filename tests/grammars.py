@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
+from mlxlite.text import vocabulary
 from mlxlite.text.grammar import Matcher
 from mlxlite.types import Constraint
 from tests.prepared import TOKENIZER
@@ -48,3 +51,16 @@ def takes(matcher: Matcher, text: str) -> bool:
     grammar refuses takes a millisecond to word."""
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     return matcher._inner.try_consume_tokens(ids) == len(ids) and matcher.is_accepting
+
+
+def count_vocabularies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by one for each vocabulary that is made."""
+    made: list[int] = []
+    original = vocabulary.whole
+
+    def counted(*given: Any) -> Any:
+        made.append(1)
+        return original(*given)
+
+    monkeypatch.setattr(vocabulary, "whole", counted)
+    return made

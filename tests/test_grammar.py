@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from mlxlite.errors import BadRequest, EngineFault
-from mlxlite.text import vocabulary
 from mlxlite.text.grammar import Grammars, Unsupported
 from mlxlite.text.json_schema import MOST_LEVELS, closed, separated
 from tests import schema_table as table
-from tests.grammars import EOS, VOCAB, allowed, form, takes, walk
+from tests.grammars import EOS, VOCAB, allowed, count_vocabularies, form, takes, walk
 from tests.prepared import TOKENIZER
 from tests.validity import validate
 
@@ -253,14 +252,7 @@ def test_a_refused_token_raises(grammars: Grammars) -> None:
 
 
 def test_the_vocabulary_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    original = vocabulary.whole
-
-    def counted(*given: Any) -> Any:
-        made.append(1)
-        return original(*given)
-
-    monkeypatch.setattr(vocabulary, "whole", counted)
+    made = count_vocabularies(monkeypatch)
     fresh = Grammars(TOKENIZER, VOCAB)
     threads = [
         threading.Thread(target=fresh.compile, args=(form("regex", f"a{n}"),)) for n in range(10)

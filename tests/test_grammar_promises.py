@@ -23,7 +23,7 @@ from mlxlite.text import grammar, vocabulary
 from mlxlite.text.grammar import Grammars, Matcher
 from tests import schema_table as table
 from tests import tiny
-from tests.grammars import VOCAB, form
+from tests.grammars import VOCAB, count_vocabularies, form
 from tests.live import (
     CHAT,
     WAIT_S,
@@ -254,14 +254,7 @@ def test_matchers_of_those_refused(tiny_folder: Path, matchers: weakref.WeakSet[
 def test_ten_at_once_make_one_vocabulary(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int] = []
-    original = vocabulary.whole
-
-    def counted(*given: Any) -> Any:
-        made.append(1)
-        return original(*given)
-
-    monkeypatch.setattr(vocabulary, "whole", counted)
+    made = count_vocabularies(monkeypatch)
     found: list[str] = []
     with LiveApp(tiny_folder) as app:
 
@@ -355,14 +348,7 @@ def test_what_is_bad_in_itself_needs_no_vocabulary(wanted: Any, text: Any) -> No
 def test_a_bad_first_request_makes_none(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the server, before it had time to make one in quiet; a good one makes it."""
     monkeypatch.setattr("mlxlite.service._QUIET_S", 600)
-    made: list[int] = []
-    original = vocabulary.whole
-
-    def counted(*given: Any) -> Any:
-        made.append(1)
-        return original(*given)
-
-    monkeypatch.setattr(vocabulary, "whole", counted)
+    made = count_vocabularies(monkeypatch)
     with LiveApp(tiny_folder) as app:
         assert app.chat(guided_json={"type": "strin"}).status == 400
         assert app.chat(guided_regex="(").status == 400

@@ -79,6 +79,7 @@ FORMS: dict[str, tuple[dict[str, Any], int, bool]] = {
 
 
 ATTEMPTS = 3
+PIECES = 5  # of a stream that is under way
 
 
 class Stream:
@@ -88,6 +89,7 @@ class Stream:
         self._sock = connect(address)
         self._sock.sendall(post_bytes(CHAT, LONG))
         self._times: list[float] = []
+        self._under_way = threading.Event()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -95,6 +97,8 @@ class Stream:
         with suppress(ConnectionResetError):  # `close` leaves in the middle of an answer
             while self._sock.recv(1 << 16):
                 self._times.append(time.perf_counter())
+                if len(self._times) >= PIECES:
+                    self._under_way.set()
 
     def longest_gap_s(self, since: float) -> float:
         """Between pieces, the last one before `since` counted, and the time up to now."""
@@ -102,6 +106,10 @@ class Stream:
         first = next(n for n, at in enumerate(times) if at >= since)
         times = times[max(first - 1, 0) :]
         return max(after - before for before, after in zip(times, times[1:], strict=False))
+
+    def wait(self) -> None:
+        """Until it is under way."""
+        assert self._under_way.wait(BOUND_S)
 
     @property
     def is_going(self) -> bool:
@@ -166,7 +174,7 @@ def test_a_stream_goes_on(child: Child, quiet_gap_s: float, name: str) -> None:
     for attempt in range(ATTEMPTS):
         asked = {"max_tokens": 4, **varied(form, attempt)}
         stream = Stream(child.address)
-        time.sleep(0.1)  # it is under way
+        stream.wait()
         began = time.perf_counter()
         reply = ask(child.address, "POST", CHAT, json.dumps(chat_body(**asked)).encode())
         taken_s = time.perf_counter() - began

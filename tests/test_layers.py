@@ -120,6 +120,7 @@ ORDER: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "reuse",
             "judge",
             "replay",
+            "on_cpu",
             "rehearsal",
             "kernels",
             "compiling",

@@ -8,17 +8,16 @@ import json
 import os
 import random
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxlite.engine import (  # (backend first)
-    backend,
-    gated,
+from mlxlite.engine import (
+    backend,  # first: it picks the BLAS
     kernels,
     load,
+    on_cpu,
     rehearsal,
     replay,
     rotary,
@@ -233,7 +232,7 @@ def test_an_engine_outlives_a_replay_that_fails(
 class Child:
     """In place of the one that compiles. made: the libraries; None or an error: see `Build`."""
 
-    made_here: Any = ["mlx/lib.so"]
+    made_here: list[str] | Exception | None = ["mlx/lib.so"]
 
     def __init__(self, kernel_folder: Path, what: dict[str, Any]) -> None:
         self.folder, self.what = kernel_folder / "fused", what
@@ -245,7 +244,7 @@ class Child:
         for name in self.made_here or ():
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).touch()
-        return self.made_here  # type: ignore[no-any-return]
+        return self.made_here
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -265,7 +264,8 @@ def findings_of(folder: Path, replays: bool = True) -> Findings:
     config = kv_configs.config_of("llama")
     loaded = LoadedModel(tiny.build(config), config, "float32", 1, 64)
     source = Source(folder / "model", folder / "dense", folder, "auto", replays)
-    return Findings(loaded, Lanes(loaded.model), VOCAB, backend.start(folder), source)
+    changed = on_cpu.install(loaded.model)
+    return Findings(loaded, changed, Lanes(loaded.model), VOCAB, backend.start(folder), source)
 
 
 def try_all(findings: Findings) -> None:
@@ -402,10 +402,8 @@ def what(folder: Path) -> dict[str, Any]:
 
 
 def ended(build: kernels.Build) -> kernels.Build:
-    deadline = time.monotonic() + 300
-    while not build.is_over:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    build._process.wait(300)
+    assert build.is_over
     return build
 
 
@@ -423,9 +421,7 @@ def test_a_child_compiles_them(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "fused"))
     monkeypatch.setattr(rehearsal, "_GAIN", 1e9)
     loaded = load.load(tiny_folder, backend.start(tmp_path), "auto", tmp_path / "dense")
-    rotary.install(loaded.model)
-    gated.install()
-    assert rehearsed(loaded.model, replay.install(loaded.model))
+    assert rehearsed(loaded.model, on_cpu.install(loaded.model).replay)
     assert sorted(made) == sorted(
         str(path.relative_to(tmp_path / "fused")) for path in tmp_path.rglob("*.so")
     ), "nothing else was needed"

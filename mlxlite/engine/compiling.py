@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxlite.engine import backend as mlx_backend  # comes before what imports mlx
-from mlxlite.engine import gated, kernels, load, rehearsal, replay, rotary, turned
+from mlxlite.engine import kernels, load, on_cpu, rehearsal
 from mlxlite.engine.lanes import Lanes
 
 _NICE = 19
@@ -38,12 +38,12 @@ def main() -> None:
 
 def run(backend: mlx_backend.Backend, what: dict[str, Any]) -> None:
     loaded = load.load(Path(what["model"]), backend, what["dtype"], Path(what["dense"]))
-    rotary.install(loaded.model)
-    gated.install()
-    turned.install(loaded.model).take(what["turned"])
-    layers = replay.install(loaded.model)
-    lanes = Lanes(loaded.model)
-    for _ in rehearsal.try_out(loaded.model, lanes, layers, loaded.dtype, what["vocab_size"]):
+    changed = on_cpu.install(loaded.model)
+    changed.turn.take(what["turned"])
+    steps = rehearsal.try_out(
+        loaded.model, Lanes(loaded.model), changed.replay, loaded.dtype, what["vocab_size"]
+    )
+    for _ in steps:
         pass
 
 

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxlite.engine import kernels, replay, turned
+from mlxlite.engine import kernels
 from mlxlite.engine.backend import Backend
 from mlxlite.engine.judge import judge
 from mlxlite.engine.lanes import Lanes
 from mlxlite.engine.load import LoadedModel
+from mlxlite.engine.on_cpu import OnCpu
 from mlxlite.engine.rehearsal import rehearse
+from mlxlite.engine.replay import Replay
+from mlxlite.engine.turned import Turn
 from mlxlite.engine.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -39,20 +42,26 @@ class Source:
 
 
 class Findings:
-    """Of one loaded model; its layers are replaced by those that can be turned and replayed. Used
-    on the engine thread only, but for `patience_s`.
+    """Of one loaded model. Used on the engine thread only, but for `patience_s`.
 
-    lanes: told whether rows may pool.
+    changed: what may be switched on, None where there is no such thing. lanes: told whether rows
+    may pool.
     """
 
     def __init__(
-        self, loaded: LoadedModel, lanes: Lanes, vocab_size: int, backend: Backend, source: Source
+        self,
+        loaded: LoadedModel,
+        changed: OnCpu | None,
+        lanes: Lanes,
+        vocab_size: int,
+        backend: Backend,
+        source: Source,
     ) -> None:
         self._loaded, self._lanes, self._vocab_size = loaded, lanes, vocab_size
         self._source = source
-        is_cpu = backend.kind == "cpu"
-        self._turn = turned.install(loaded.model) if is_cpu else turned.Turn()
-        self._replay = replay.install(loaded.model) if is_cpu else replay.Replay()
+        has_choice = changed is not None
+        changed = changed or OnCpu(Turn(), Replay())  # of no layers
+        self._turn, self._replay = changed.turn, changed.replay
         about = {"config": loaded.config, "dtype": loaded.dtype, "backend": backend.fingerprint}
         self._verdicts = Verdicts(source.kernel_folder, loaded.model, about)
         self._known = self._verdicts.read() or {}
@@ -66,7 +75,7 @@ class Findings:
             self._judging = judge(loaded.model, lanes, loaded.dtype, vocab_size)
         if not self._turn.take(self._known.get("turned")):
             self._measuring = self._turn.measure()
-        self._may_build = is_cpu and source.replays and not self._knows_replay()
+        self._may_build = has_choice and source.replays and not self._knows_replay()
 
     def _knows_replay(self) -> bool:
         """Whether it is known if layers are to be replayed; they are from now on, if so."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxlite.engine import backend as mlx_backend  # before anything that imports mlx
-from mlxlite.engine import gated, load, rotary, sample
+from mlxlite.engine import load, on_cpu, sample
 from mlxlite.engine.batch import Batch
 from mlxlite.engine.embed import Embedder
 from mlxlite.engine.findings import Findings, Source
@@ -119,9 +119,7 @@ class Loop:
                 "no fast BLAS found; for ten times the speed install mlxlite[mkl] or libopenblas0"
             )
         loaded = load.load(options.folder, backend, options.dtype, options.dense_folder)
-        if backend.kind == "cpu":
-            rotary.install(loaded.model)
-            gated.install()
+        changed = on_cpu.install(loaded.model) if backend.kind == "cpu" else None
         batch = Batch(loaded, backend.runs_ahead, backend.run_share)
         try:
             speed = _WARM_UP_TOKENS / batch.warm_up(_WARM_UP_TOKENS)
@@ -142,7 +140,7 @@ class Loop:
             options.folder, options.dense_folder, options.kernel_folder, options.dtype,
             options.replays,
         )  # fmt: skip
-        self._findings = Findings(loaded, batch.lanes, vocab_size, backend, source)
+        self._findings = Findings(loaded, changed, batch.lanes, vocab_size, backend, source)
         self._group()
         return ModelFacts(
             model_type=str(loaded.config["model_type"]),

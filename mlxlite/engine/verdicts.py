@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _CACHES = "mlx_lm.models.cache"
 _REPLACED = ("mlx_lm.models.rope_utils", "mlx_lm.models.activations")  # see `rotary`, `gated`
-_SOURCES = ("slots", "lanes", "judge", "rotary", "gated", "turned", "replay", "rehearsal")
+_SOURCES = ("slots", "lanes", "judge", "rotary", "gated", "turned", "replay", "on_cpu")
 
 
 class Verdicts:
