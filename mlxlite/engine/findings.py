@@ -75,10 +75,10 @@ class Findings:
             self._judging = judge(loaded.model, lanes, loaded.dtype, vocab_size)
         if not self._turn.take(self._known.get("turned")):
             self._measuring = self._turn.measure()
-        self._may_build = has_choice and source.replays and not self._knows_replay()
+        self._may_build = has_choice and source.replays and not self._recall_replay()
 
-    def _knows_replay(self) -> bool:
-        """Whether it is known if layers are to be replayed; they are from now on, if so."""
+    def _recall_replay(self) -> bool:
+        """Replay layers if that was found to pay before. Returns whether there is nothing to find out."""
         folder = kernels.settle(self._source.kernel_folder)
         found = self._known.get("replayed")
         if folder is None or not kernels.has_compiler():
