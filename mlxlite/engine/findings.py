@@ -78,7 +78,7 @@ class Findings:
         self._may_build = has_choice and source.replays and not self._recall_replay()
 
     def _recall_replay(self) -> bool:
-        """Replay layers if that was found to pay before. Returns whether there is nothing to find out."""
+        """Replay layers if that was found to pay before. False if there is more to find."""
         folder = kernels.settle(self._source.kernel_folder)
         found = self._known.get("replayed")
         if folder is None or not kernels.has_compiler():
